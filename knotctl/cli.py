@@ -1,0 +1,92 @@
+"""The typer app and `main(argv) -> exit code`, the one place where errors become words and an exit status."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from knotctl import __version__
+from knotctl.commands.console import print_error
+from knotctl.core.errors import KnotctlError, UsageError
+
+# Subcommand -> "module:function" under knotctl.commands, in the order of the data path: the order of --help and man.
+COMMANDS: dict[str, str] = {}
+
+app = typer.Typer(
+    name="knotctl",
+    no_args_is_help=True,
+    # Rich's help costs 0.1 s a start and frames that scripts cannot grep; plain help is quick and man pages are richer.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "KNOTCTL", "help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"knotctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error; works anywhere.")] = False,
+) -> None:
+    """Encode, verify, split and serve language models that do not fit one machine.
+
+    A MODEL is a path; a size is bytes or 128MiB, 1GiB; `-` is stdin or stdout. With --json one JSON document goes to
+    stdout, people's text and progress go to stderr. Every option can be set by KNOTCTL_COMMAND_OPTION.
+
+    Exit status: 0 done; 1 the check failed; 2 usage; 3 bytes break a format; 4 bytes could not be had;
+    5 model cannot run here; 6 budget cannot be met; 70 our bug; 130 interrupted.
+    """
+
+
+for _name, _target in COMMANDS.items():
+    _module, _function = _target.split(":")
+    app.command(_name)(getattr(importlib.import_module(f"knotctl.commands.{_module}"), _function))
+
+
+def main(argv: list[str]) -> int:
+    """Run one command line and return its exit status; nothing but the status leaves this function.
+
+    Raises: nothing. Errors of ours are printed in words, others as our bug (70), with a traceback under --debug.
+    """
+    debug = "--debug" in argv or bool(os.environ.get("KNOTCTL_DEBUG"))
+    as_json = "--json" in argv
+    try:
+        status = app([a for a in argv if a != "--debug"], prog_name="knotctl", standalone_mode=False)
+        sys.stdout.flush()
+        return int(status or 0)
+    except typer.TyperException as e:
+        if type(e).__name__ == "NoArgsIsHelpError":
+            print(e.format_message(), file=sys.stderr)
+            return 2
+        command = getattr(getattr(e, "ctx", None), "command_path", "knotctl")
+        print_error(UsageError("usage", e.format_message(), hint=f"see {command} --help"), as_json)
+        return 2
+    except KnotctlError as e:
+        if debug:
+            traceback.print_exc()
+        print_error(e, as_json)
+        return e.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # The reader left (`| head`): say nothing, and keep Python from failing again while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except Exception as e:
+        if debug:
+            traceback.print_exc()
+        hint = None if debug else "this is a bug in knotctl: run again with --debug and report the traceback"
+        print_error(KnotctlError("internal", f"{type(e).__name__}: {e}", hint=hint), as_json)
+        return 70

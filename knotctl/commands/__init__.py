@@ -1,0 +1,1 @@
+"""One thin file a subcommand: parse, one core call, print."""

@@ -1,0 +1,1 @@
+"""Everything knotctl does, without a command line and without HTTP."""

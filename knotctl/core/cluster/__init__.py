@@ -1,0 +1,1 @@
+"""The coverage-first planner and its ledger: pure state machines."""

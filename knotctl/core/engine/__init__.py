@@ -1,0 +1,1 @@
+"""The token loop over shards and stations."""

@@ -1,0 +1,1 @@
+"""Reading GGUF files that nobody vouches for."""

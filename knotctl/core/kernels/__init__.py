@@ -1,0 +1,1 @@
+"""The arithmetic: numba kernels on quantised blocks, each with a plain numpy oracle."""

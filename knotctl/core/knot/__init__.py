@@ -1,0 +1,1 @@
+"""The container: layout, reader, writer, verify."""

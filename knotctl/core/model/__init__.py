@@ -1,0 +1,1 @@
+"""The forward pass by phase, and who does which part of it."""

@@ -1,0 +1,1 @@
+"""Where bytes come from: one narrow interface over files and object stores."""

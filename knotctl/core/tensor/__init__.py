@@ -1,0 +1,1 @@
+"""Views over ranges of a knot, and what of them may stay in memory."""

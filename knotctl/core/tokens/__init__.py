@@ -1,0 +1,1 @@
+"""Text to ids and back: tokenisers, chat templates, samplers."""

@@ -1,0 +1,1 @@
+"""Frames between stations: bytes in, bytes out, no I/O."""

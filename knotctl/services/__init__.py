@@ -1,0 +1,1 @@
+"""HTTP only: each service is a core object behind endpoints."""
