@@ -15,7 +15,9 @@ from knotctl.commands.console import print_error
 from knotctl.core.errors import KnotctlError, UsageError
 
 # Subcommand -> "module:function" under knotctl.commands, in the order of the data path: the order of --help and man.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "pull": "pull:pull",
+}
 
 app = typer.Typer(
     name="knotctl",
