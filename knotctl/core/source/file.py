@@ -1,0 +1,76 @@
+"""Bytes of a local file, by positioned reads.
+
+Never mmap: a page read after another process has truncated the file kills the reader with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from knotctl.core.errors import ObjectChanged, SourceError, printable
+from knotctl.core.source.base import check_range
+
+
+def _identity(st: os.stat_result) -> str:
+    return f"{st.st_dev:x}:{st.st_ino:x}:{st.st_size}:{st.st_mtime_ns}"
+
+
+class FileSource:
+    """A regular file opened for reading; the file is pinned, also where its name is given to another file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = printable(os.fspath(path), 4096)
+        self._fd = -1
+        try:
+            # O_NONBLOCK: opening a FIFO must fail below, not wait for somebody to write to it.
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            st = os.fstat(self._fd)
+        except FileNotFoundError as e:
+            raise SourceError("not-found", f"{self.name}: no such file") from e
+        except PermissionError as e:
+            raise SourceError("permission-denied", f"{self.name}: permission denied") from e
+        except (OSError, ValueError) as e:
+            raise SourceError("read-failed", f"{self.name}: cannot open: {getattr(e, 'strerror', None) or e}") from e
+        if not stat.S_ISREG(st.st_mode):
+            self.close()
+            raise SourceError("not-a-file", f"{self.name}: expected a regular file, found something else")
+        self.size = st.st_size
+        self.identity = _identity(st)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `offset`. Raises: SourceError, ObjectChanged."""
+        check_range(self.name, self.size, offset, length)
+        out = bytearray(length)
+        self.read_into(offset, memoryview(out))
+        return bytes(out)
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill `out` wholly with the bytes from `offset`. Raises: SourceError, ObjectChanged."""
+        view = out.cast("B")
+        check_range(self.name, self.size, offset, len(view))
+        done = 0
+        try:
+            while done < len(view):
+                # One call moves at most 0x7ffff000 bytes.
+                n = os.preadv(self._fd, [view[done:]], offset + done)
+                if n == 0:
+                    break
+                done += n
+            now = _identity(os.fstat(self._fd))
+        except OSError as e:
+            raise SourceError(
+                "read-failed", f"{self.name}: bytes {offset}..{offset + len(view)}: {e.strerror or e}"
+            ) from e
+        if now != self.identity or done < len(view):
+            raise ObjectChanged(
+                "object-changed",
+                f"{self.name}: the file was changed while it was read; expected {self.size} bytes as they were at open",
+                hint="writers must write a new file and rename it; run again when the writer is done",
+            )
+
+    def close(self) -> None:
+        """Close the file; closing twice is no error."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
