@@ -103,7 +103,7 @@ def _check_field(document: dict[str, Any], name: str, kind: type) -> Generator[F
     value = document.get(name)
     if type(value) is kind:
         return value
-    word = {str: "a string", dict: "an object", list: "a list"}[kind]
+    word = "a string" if kind is str else "an object" if kind is dict else "a list"
     found = "nothing" if value is None else printable(ascii(value), 40)
     yield finding("bad-field", f"{name}: expected {word}, found {found}", offset=layout.JSON_OFFSET)
     return None

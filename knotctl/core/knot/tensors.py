@@ -68,8 +68,10 @@ def _check_entry(i: int, item: object, payload: int) -> Generator[Finding, None,
         )
         return None
     qtype = yield from _check_type(name, item)
-    shape = item.get("shape")
-    offset, length, sha256 = item.get("offset"), item.get("length"), item.get("sha256")
+    shape: Any = item.get("shape")
+    offset: Any = item.get("offset")
+    length: Any = item.get("length")
+    sha256: Any = item.get("sha256")
     good = qtype is not None
     if type(shape) is not list or len(shape) > MAX_DIMS or not all(is_size(n) for n in shape):
         yield finding(
@@ -79,7 +81,7 @@ def _check_entry(i: int, item: object, payload: int) -> Generator[Finding, None,
     if not is_size(offset):
         yield finding("bad-offset", f"offset: expected an integer from 0 to 2^63-1, found {_show(offset)}", tensor=name)
         good = False
-    place = payload + offset if is_size(offset) else None  # type: ignore[operator]
+    place = payload + offset if is_size(offset) else None
     if not is_size(length):
         yield finding(
             "bad-length", f"length: expected an integer from 0, found {_show(length)}", tensor=name, offset=place
