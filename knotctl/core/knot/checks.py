@@ -13,15 +13,15 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from knotctl.core.errors import printable
+from knotctl.core.errors import KnotError, printable
 from knotctl.core.findings import Finding, Severity
 from knotctl.core.knot import layout
 from knotctl.core.knot.codes import finding
 from knotctl.core.knot.config import JSON_NAMES, KnotConfig
 from knotctl.core.knot.entry import KnotHeader, TensorEntry
-from knotctl.core.knot.strict_json import check_object
 from knotctl.core.knot.tensors import check_tensors, is_size
 from knotctl.core.magic import recognise
+from knotctl.core.strict_json import parse_json_object
 
 
 def check_header(data: bytes, file_bytes: int) -> Generator[Finding, None, KnotHeader | None]:
@@ -76,8 +76,10 @@ def _check(data: bytes, file_bytes: int) -> Generator[Finding, None, KnotHeader 
     meta_len = yield from check_prefix(data, file_bytes)
     if meta_len is None:
         return None
-    document = yield from check_object(data[layout.JSON_OFFSET : layout.JSON_OFFSET + meta_len], layout.JSON_OFFSET)
-    if document is None:
+    try:
+        document = _parse_metadata(data[layout.JSON_OFFSET : layout.JSON_OFFSET + meta_len])
+    except KnotError as e:
+        yield finding(e.code, e.message, offset=layout.JSON_OFFSET)
         return None
     payload = layout.payload_offset(meta_len)
     encoder = yield from _check_field(document, "encoder", str)
@@ -97,6 +99,12 @@ def _check(data: bytes, file_bytes: int) -> Generator[Finding, None, KnotHeader 
     yield from _check_config_fits(config, {e.name: e for e in entries})
     knot_id = hashlib.sha256(data[:payload]).digest()[: layout.KNOT_ID_BYTES].hex()
     return KnotHeader(encoder, source, config, tuple(entries), payload, file_bytes, knot_id)
+
+
+def _parse_metadata(meta: bytes) -> dict[str, Any]:
+    if not meta.startswith(b"{"):
+        raise KnotError("bad-json", f"JSON: expected to begin with {{, found {printable(ascii(meta[:4]), 40)}")
+    return parse_json_object(meta, lambda code, what: KnotError(code, f"JSON: {what}"))
 
 
 def _check_field(document: dict[str, Any], name: str, kind: type) -> Generator[Finding, None, Any]:

@@ -26,8 +26,6 @@ MARKER = 0x40
 META_CAP = 16 << 20
 # First read of a header: holds that of any dense model to 100 layers, so that it takes one request at a store.
 PROBE_BYTES = 256 << 10
-# {"format":..., "tensors":[{...}]} is three deep, `source` and `config.gguf` are free; more is an attack, not a header.
-JSON_DEPTH = 16
 NAME_CAP = 128  # bytes of a tensor's name; GGUF allows 64
 MAX_DIMS = 4  # ggml's
 INT_CAP = (1 << 63) - 1  # of offsets, lengths and dimensions: what every language can hold
