@@ -1,0 +1,43 @@
+"""What a shell meets first: a quick --help, completion, the version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from knotctl import __version__
+from knotctl.cli import COMMANDS, main
+
+# What costs a tenth of a second or more, or is of no use to one who asks for help.
+HEAVY = {"numba", "llvmlite", "numpy", "boto3", "botocore", "tokenizers", "minijinja", "starlette", "uvicorn", "rich"}
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_imports_nothing_heavy(argv: list[str]) -> None:
+    script = f"import sys; from knotctl.cli import main; rc = main({argv}); print(*sys.modules); sys.exit(rc)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    modules = done.stdout.splitlines()[-1].split()
+    assert "typer" in modules
+    assert HEAVY.isdisjoint(m.split(".")[0] for m in modules)
+
+
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"knotctl {__version__}\n"
+
+
+def test_bash_completes_commands_and_options() -> None:
+    script = """
+    eval "$(knotctl --show-completion bash)"
+    COMP_WORDS=(knotctl pu) COMP_CWORD=1; _knotctl_completion knotctl; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(knotctl pull --js) COMP_CWORD=2; _knotctl_completion knotctl; echo "${COMPREPLY[@]}"
+    """
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["pull", "--json"], done.stderr
