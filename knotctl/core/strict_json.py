@@ -56,18 +56,20 @@ def _constant(name: str) -> NoReturn:
     raise _Fault("bad-json", f"{name} is not JSON")
 
 
-def _depth(data: bytes) -> int:
+def _too_deep(data: bytes) -> bool:
+    """Whether the nesting passes the cap; asked first, because Python's parser answers with a RecursionError."""
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
-        return 0
-    depth = deepest = 0
+        return False
+    depth = 0
     for m in _STRUCTURE.finditer(data):
         byte = data[m.start()]
         if byte in b"[{":
             depth += 1
-            deepest = max(deepest, depth)
+            if depth > MAX_DEPTH:
+                return True
         elif byte in b"]}":
             depth -= 1
-    return deepest
+    return False
 
 
 _decoder = json.JSONDecoder(
@@ -83,7 +85,7 @@ def parse_json(data: bytes, refuse: Refuse) -> Any:
     try:
         if data.startswith(b"\xef\xbb\xbf"):
             raise _Fault("bad-json", "starts with a byte order mark")
-        if _depth(data) > MAX_DEPTH:
+        if _too_deep(data):
             raise _Fault("bad-json", f"nested deeper than {MAX_DEPTH}")
         value = _decoder.decode(data.decode("utf-8"))
         if b"\\u" in data:

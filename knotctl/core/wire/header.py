@@ -142,6 +142,7 @@ def enum_member(enum: type[_E], value: int, code: str, place: str) -> _E:
 
 
 def _flags(value: int) -> Flags:
-    if value & ~ALL_FLAGS:
+    # int(): the complement of an IntFlag knows only the bits that have names
+    if value & ~int(ALL_FLAGS):
         raise FrameError("bad-flags", f"frame: byte 7: flags {value:#x}; expected none but {ALL_FLAGS:#x}")
     return Flags(value)
