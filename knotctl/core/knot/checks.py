@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from knotctl.core.errors import KnotError, printable
-from knotctl.core.findings import Finding, Severity
+from knotctl.core.findings import Finding
 from knotctl.core.knot import layout
 from knotctl.core.knot.codes import finding
 from knotctl.core.knot.config import JSON_NAMES, KnotConfig
@@ -25,19 +25,38 @@ from knotctl.core.strict_json import parse_json_object
 
 
 def check_header(data: bytes, file_bytes: int) -> Generator[Finding, None, KnotHeader | None]:
-    """Yield what is wrong with the header whose bytes `data` begins with; return it, None where there is an error.
+    """Yield what is wrong with the header whose bytes `data` begins with; return it, None where it cannot be made out.
+
+    A header that is returned after a finding of severity error is for reports; nothing is to be read by it.
 
     `data` holds at least the first `header_end` bytes of the file, or all of it where the file is shorter.
     """
-    broken = False
-    steps = _check(data, file_bytes)
-    while True:
-        try:
-            found = next(steps)
-        except StopIteration as done:
-            return None if broken else done.value
-        broken = broken or found.severity is Severity.ERROR
-        yield found
+    meta_len = yield from check_prefix(data, file_bytes)
+    if meta_len is None:
+        return None
+    try:
+        document = _parse_metadata(data[layout.JSON_OFFSET : layout.JSON_OFFSET + meta_len])
+    except KnotError as e:
+        yield finding(e.code, e.message, offset=layout.JSON_OFFSET)
+        return None
+    payload = layout.payload_offset(meta_len)
+    encoder = yield from _check_field(document, "encoder", str)
+    source = yield from _check_field(document, "source", dict)
+    if document.get("format") != "knot":
+        found = printable(ascii(document.get("format")), 40)
+        yield finding("bad-field", f"format: expected 'knot', found {found}", offset=layout.JSON_OFFSET)
+    items = yield from _check_field(document, "tensors", list)
+    entries = None if items is None else (yield from check_tensors(items, payload))
+    # Without every entry the payload's length is not known, and the size equation would accuse at random.
+    if entries is not None:
+        yield from _check_size(data, meta_len, entries, file_bytes)
+    fields = yield from _check_field(document, "config", dict)
+    config = None if fields is None else (yield from _check_config(fields))
+    if entries is None or config is None or encoder is None or source is None:
+        return None
+    yield from _check_config_fits(config, {e.name: e for e in entries})
+    knot_id = hashlib.sha256(data[:payload]).digest()[: layout.KNOT_ID_BYTES].hex()
+    return KnotHeader(encoder, source, config, tuple(entries), payload, file_bytes, knot_id)
 
 
 def check_prefix(data: bytes, file_bytes: int) -> Generator[Finding, None, int | None]:
@@ -70,35 +89,6 @@ def check_prefix(data: bytes, file_bytes: int) -> Generator[Finding, None, int |
         )
         return None
     return int(meta_len)
-
-
-def _check(data: bytes, file_bytes: int) -> Generator[Finding, None, KnotHeader | None]:
-    meta_len = yield from check_prefix(data, file_bytes)
-    if meta_len is None:
-        return None
-    try:
-        document = _parse_metadata(data[layout.JSON_OFFSET : layout.JSON_OFFSET + meta_len])
-    except KnotError as e:
-        yield finding(e.code, e.message, offset=layout.JSON_OFFSET)
-        return None
-    payload = layout.payload_offset(meta_len)
-    encoder = yield from _check_field(document, "encoder", str)
-    source = yield from _check_field(document, "source", dict)
-    if document.get("format") != "knot":
-        found = printable(ascii(document.get("format")), 40)
-        yield finding("bad-field", f"format: expected 'knot', found {found}", offset=layout.JSON_OFFSET)
-    items = yield from _check_field(document, "tensors", list)
-    entries = None if items is None else (yield from check_tensors(items, payload))
-    # Without every entry the payload's length is not known, and the size equation would accuse at random.
-    if entries is not None:
-        yield from _check_size(data, meta_len, entries, file_bytes)
-    fields = yield from _check_field(document, "config", dict)
-    config = None if fields is None else (yield from _check_config(fields))
-    if entries is None or config is None or encoder is None or source is None:
-        return None
-    yield from _check_config_fits(config, {e.name: e for e in entries})
-    knot_id = hashlib.sha256(data[:payload]).digest()[: layout.KNOT_ID_BYTES].hex()
-    return KnotHeader(encoder, source, config, tuple(entries), payload, file_bytes, knot_id)
 
 
 def _parse_metadata(meta: bytes) -> dict[str, Any]:

@@ -143,10 +143,11 @@ def _check_tiling(entries: list[TensorEntry], payload: int) -> Iterator[Finding]
 
 def _check_digest_table(entries: list[TensorEntry], payload: int, undigested: int) -> Iterator[Finding]:
     table = next((e for e in entries if e.name == DIGESTS_TENSOR), None)
-    if undigested or table is None:
-        lacks = [f"{undigested} of {len(entries)} tensors have no sha256"] if undigested else []
-        lacks += [f"there is no {DIGESTS_TENSOR}"] if table is None else []
-        yield finding("missing-digest", f"{', '.join(lacks)}: damage to their bytes cannot be found")
+    if undigested:
+        message = f"{undigested} of {len(entries)} tensors have no sha256: damage to them cannot be found"
+        yield finding("missing-digest", message)
+    elif table is None:
+        yield finding("missing-digest", f"no {DIGESTS_TENSOR}: ranges of a tensor cannot be checked by themselves")
     for e in entries:
         if e.name in (TOKENIZER_TENSOR, DIGESTS_TENSOR) and (e.qtype.name != "I8" or len(e.shape) != 1):
             code = "bad-digest-table" if e is table else "bad-tokenizer"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 from knotctl.core.errors import UsageError
 from knotctl.core.source.base import ByteSource
@@ -20,3 +23,20 @@ def open_source(ref: str) -> ByteSource:
     if scheme is None:
         return FileSource(ref)
     raise UsageError("unsupported-scheme", f"{ref}: scheme {scheme[1]}: expected a path")
+
+
+def expand_refs(refs: Sequence[str]) -> list[str]:
+    """Return the refs with shell patterns replaced by the paths that match, sorted; a path that exists is no pattern.
+
+    Raises: UsageError `no-match` for a pattern that nothing matches.
+    """
+    found = []
+    for ref in refs:
+        if _SCHEME.match(ref) or not glob.has_magic(ref) or Path(ref).exists():
+            found.append(ref)
+            continue
+        matches = sorted(glob.glob(ref, recursive=True))  # noqa: PTH207 -- Path.glob takes no absolute patterns
+        if not matches:
+            raise UsageError("no-match", f"{ref}: no file matches")
+        found += matches
+    return found

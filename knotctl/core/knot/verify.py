@@ -1,0 +1,120 @@
+"""Verification of a knot: collects all that is wrong with it, changes nothing.
+
+Structure is told by the header and the file's size alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from knotctl.core.errors import KnotError
+from knotctl.core.findings import Finding, Severity
+from knotctl.core.knot.checks import check_header
+from knotctl.core.knot.codes import CODES
+from knotctl.core.knot.entry import KnotHeader
+from knotctl.core.knot.header import header_end
+from knotctl.core.knot.layout import PROBE_BYTES
+from knotctl.core.knot.whole import verify_whole
+from knotctl.core.source.base import ByteSource
+
+# Findings of one code beyond this many are counted, not listed: a header of a million broken entries stays readable.
+LISTED_PER_CODE = 100
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found in one knot. Figures are None where the header is too broken to have them."""
+
+    path: str
+    file_bytes: int
+    header: KnotHeader | None
+    knot_id: str | None  # None where the header has an error
+    findings: tuple[Finding, ...]
+    unlisted: int  # findings beyond LISTED_PER_CODE of their code
+    data_bytes: int  # payload bytes that were read and compared with a digest
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is an error."""
+        return not any(f.severity is Severity.ERROR for f in self.findings)
+
+    @property
+    def payload_bytes(self) -> int | None:
+        """Bytes of all tensors together."""
+        return None if self.header is None else sum(e.length for e in self.header.tensors)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the knot's object in the list that `verify --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "path": self.path,
+            "ok": self.ok,
+            "knot_id": self.knot_id,
+            "payload_offset": None if self.header is None else self.header.payload_offset,
+            "payload_bytes": self.payload_bytes,
+            "file_bytes": self.file_bytes,
+            "data_bytes": self.data_bytes,
+            "findings": [dataclasses.asdict(f) for f in self.findings],
+            "unlisted": self.unlisted,
+        }
+
+
+class _Collector:
+    """Findings with their repair command; of each code as many as are listed."""
+
+    def __init__(self, ref: str) -> None:
+        quoted = shlex.quote(ref)
+        self.commands = {
+            "repair": f"knotctl repair {quoted} OUT.knot",
+            "encode": f"knotctl encode MODEL.gguf {quoted} --force",
+        }
+        self.counts: Counter[str] = Counter()
+        self.findings: list[Finding] = []
+        self.errors = 0
+
+    def add(self, found: Finding) -> None:
+        self.counts[found.code] += 1
+        self.errors += found.severity is Severity.ERROR
+        if self.counts[found.code] <= LISTED_PER_CODE:
+            repair = self.commands.get(CODES[found.code].mend)
+            self.findings.append(dataclasses.replace(found, repair=repair))
+
+
+def verify_knot(source: ByteSource, ref: str | None = None) -> Verification:
+    """Return all that is wrong with the knot in an open source; `ref` is what its user calls it, for repair commands.
+
+    Raises: SourceError where bytes cannot be had; what they say is never raised.
+    """
+    ref = source.name if ref is None else ref
+    collector = _Collector(ref)
+    header = _collect(check_header(_read_header(source), source.size), collector)
+    knot_id = header.knot_id if header is not None and not collector.errors else None
+    if header is not None:
+        for found in verify_whole(header):
+            collector.add(found)
+    unlisted = collector.counts.total() - len(collector.findings)
+    return Verification(ref, source.size, header, knot_id, tuple(collector.findings), unlisted, data_bytes=0)
+
+
+def _collect(steps: Generator[Finding, None, KnotHeader | None], collector: _Collector) -> KnotHeader | None:
+    while True:
+        try:
+            collector.add(next(steps))
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+def _read_header(source: ByteSource) -> bytes:
+    """Return what of the header there is, in one read or two."""
+    probe = source.read(0, min(PROBE_BYTES, source.size))
+    try:
+        end = header_end(probe, source.size)
+    except KnotError:
+        return probe  # check_header says the same of it, as a finding
+    return probe[:end] if end <= len(probe) else probe + source.read(len(probe), end - len(probe))
