@@ -3,8 +3,8 @@
     python man/generate.py            write what differs
     python man/generate.py --check    name what differs, exit 1
 
-A command's page is its help: the docstring's first paragraph is NAME, the rest DESCRIPTION, and the block that begins
-with \\b and "Examples:" is EXAMPLES; the options read as --help prints them.
+A command's page is its help: the docstring's first paragraph is NAME, one that begins with "Exit status:" EXIT STATUS,
+the block that begins with \\b and "Examples:" EXAMPLES, the rest DESCRIPTION; options read as --help prints them.
 """
 
 from __future__ import annotations
@@ -80,18 +80,20 @@ def terms(rows: dict[str, str]) -> str:
     return "\n".join(f".TP\n.B {roff(term, literal=True)}\n{sentences(text)}" for term, text in rows.items())
 
 
-def paragraphs(text: str) -> tuple[str, str]:
-    """Return the description and the examples of a docstring as roff."""
-    body, examples = [], ""
+def paragraphs(text: str) -> tuple[str, str, str]:
+    """Return the description, the exit statuses and the examples of a docstring as roff."""
+    body, status, examples = [], "", ""
     for block in re.split(r"\n\s*\n", text.strip()):
         preformatted, lines = block.startswith("\b"), block.strip("\b\n").split("\n")
         if preformatted and lines[0] == "Examples:":
             examples = ".EX\n" + "\n".join(roff(x, literal=True) for x in lines[1:]) + "\n.EE"
         elif preformatted:
             body.append(".PP\n.EX\n" + "\n".join(roff(x, literal=True) for x in lines) + "\n.EE")
-        elif not block.startswith("Exit status:"):  # which has a section of its own
+        elif block.startswith("Exit status:"):
+            status = sentences(block.removeprefix("Exit status:")) + "\n"
+        else:
             body.append(".PP\n" + sentences(block))
-    return "\n".join(body).removeprefix(".PP\n"), examples
+    return "\n".join(body).removeprefix(".PP\n"), status, examples
 
 
 def page(name: str, short: str, sections: dict[str, str]) -> str:
@@ -109,8 +111,7 @@ def page(name: str, short: str, sections: dict[str, str]) -> str:
 
 def see_also(names: list[str]) -> str:
     """Return references to other pages, a line each, with commas."""
-    split = [re.fullmatch(r"(.*)(\(\d\))", n) for n in names]
-    return ",\n".join(f".BR {roff(m[1], literal=True)} {m[2]}" for m in split if m).replace("),\n", ") ,\n")
+    return ",\n".join(re.sub(r"(.*)(\(\d\))", lambda m: f".BR {roff(m[1], literal=True)} {m[2]}", n) for n in names)
 
 
 def pages() -> dict[str, str]:
@@ -118,7 +119,7 @@ def pages() -> dict[str, str]:
     root = typer.main.get_command(app)
     assert isinstance(root, typer.core.TyperGroup)
     context = root.context_class(root, info_name="knotctl", **root.context_settings)
-    description, examples = paragraphs((root.help or "").split("\n", 1)[1])
+    description, _, examples = paragraphs((root.help or "").split("\n", 1)[1])
     made = {
         "knotctl.1": page("knotctl", (root.help or "").split("\n")[0], {
             "SYNOPSIS": ".B knotctl\n[options] command [arguments]",
@@ -134,7 +135,7 @@ def pages() -> dict[str, str]:
     }  # fmt: skip
     for name, command in ordered(root):
         inner = command.context_class(command, info_name=name, parent=context, **command.context_settings)
-        description, examples = paragraphs((command.help or "").partition("\n\n")[2])
+        description, status, examples = paragraphs((command.help or "").partition("\n\n")[2])
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         words = " ".join(argument_word(p) for p in arguments)
         made[f"knotctl-{name}.1"] = page(f"knotctl-{name}", summary(command), {
@@ -142,7 +143,7 @@ def pages() -> dict[str, str]:
             "DESCRIPTION": description or sentences(summary(command)),
             "ARGUMENTS": terms(records(command, inner, "argument")),
             "OPTIONS": terms(records(command, inner, "option")),
-            "EXIT STATUS": "0 when done; else the statuses of\n.BR knotctl (1).",
+            "EXIT STATUS": (status or "0 when done.\n") + "All statuses are in\n.BR knotctl (1).",
             "ENVIRONMENT": variables(command, inner),
             "FILES": terms(CACHE) if name in USES_CACHE else "",
             "EXAMPLES": examples,

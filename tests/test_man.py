@@ -78,7 +78,7 @@ def test_pages_are_clean_roff(path: Path, mandoc: str) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_see_also_names_pages_that_exist(path: Path) -> None:
-    named = re.findall(r"\.BR (\S+) \((\d)\)", path.read_text().partition(".SH SEE ALSO")[2])
+    named = re.findall(r"\.BR (\S+) \((\d)\),?\n", path.read_text().partition(".SH SEE ALSO")[2])
     assert named
     for name, section in named:
         page = name.replace("\\-", "-") + "." + section

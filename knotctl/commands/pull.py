@@ -27,7 +27,7 @@ def pull(
     $ knotctl pull demo
     $ knotctl encode "$(knotctl pull demo)" demo.knot
     """
-    from knotctl.core.source.caches import cache_folder
+    from knotctl.core.caches import cache_folder
     from knotctl.core.source.demo import DEMO_BYTES, DEMO_FILE, DEMO_SHA256, fetch_demo
 
     if ref != "demo":

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from knotctl.core.caches import cache_folder
 from knotctl.core.errors import SourceError
-from knotctl.core.source.caches import cache_folder
 
 
 def test_knotctl_cache_dir_goes_before_xdg_and_xdg_before_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
