@@ -97,11 +97,15 @@ class ModelError(KnotctlError):
     http_status = 501
 
 
-class WrongIdentity(KnotctlError):
-    """Two parties speak of different models, spans or epochs."""
+class Conflict(KnotctlError):
+    """What is asked does not fit the state that is there: a gap in positions, a session of another span."""
 
     exit_code = 5
     http_status = 409
+
+
+class WrongIdentity(Conflict):
+    """Two parties speak of different models, spans or epochs."""
 
 
 class BudgetError(KnotctlError):

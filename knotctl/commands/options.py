@@ -1,0 +1,40 @@
+"""Options that several commands share, so that they read and parse alike everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from knotctl.core.errors import UsageError
+from knotctl.core.sizes import parse_size
+from knotctl.core.spans import LayerSpan
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=256, help="Threads; default: all cores.")]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option("--memory-budget", metavar="SIZE", help="Ceiling for weights, KV, activations and scratch: 128MiB."),
+]
+Model = Annotated[str, typer.Argument(metavar="KNOT", help="The model's knot.")]
+
+
+def budget_bytes(text: str | None) -> int | None:
+    """Return --memory-budget in bytes, None where it was not given."""
+    return None if text is None else parse_size(text)
+
+
+def token_ids(text: str) -> list[int]:
+    """Return ids written `1,2,3`, or separated by white space.
+
+    Raises: UsageError bad-tokens.
+    """
+    words = text.replace(",", " ").split()
+    if not words or not all(w.isdecimal() and len(w) <= 10 for w in words):
+        raise UsageError("bad-tokens", "tokens: expected ids such as 9707,1879")
+    return [int(w) for w in words]
+
+
+def spans(text: str) -> list[LayerSpan]:
+    """Return spans written `0:14,14:28`."""
+    return [LayerSpan.parse(part) for part in text.split(",")]

@@ -1,0 +1,120 @@
+"""`knotctl run-station`: a run of layers over a frame, file in and file out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knotctl.commands.console import print_json, print_table, say
+from knotctl.commands.options import Json, MemoryBudget, Model, Threads, budget_bytes
+from knotctl.core.errors import UsageError
+from knotctl.core.sizes import format_size
+
+
+def run_station(
+    knot: Model,
+    layers: Annotated[str, typer.Option("--layers", metavar="A:B", help="The layers [A, B) to run; `:` is all.")],
+    input: Annotated[str, typer.Option("--input", "-i", metavar="FRAME", help="Hidden states to run; `-` is stdin.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FRAME", help="Where the result goes.")] = "-",
+    logits: Annotated[
+        str, typer.Option("--logits", metavar="last|all|none", help="From the last layer: for which tokens.")
+    ] = "last",
+    kv: Annotated[
+        Path | None, typer.Option("--kv", metavar="FILE", help="Keeps this span's keys and values between calls.")
+    ] = None,
+    memory_budget: MemoryBudget = None,
+    residency: Annotated[
+        str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
+    ] = "fluid",
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Run layers A to B of a model over hidden states and write what comes out.
+
+    A station holds the weights of one phase of one layer at a time (or a row tile of it), unless --residency says
+    otherwise. Where B is the last layer, logits come out. With --kv a prompt can be fed in pieces, and decoded step by
+    step: each frame's position says where it goes on; what lies beyond it is forgotten.
+
+    \b
+    Examples:
+    $ knotctl run-station demo.knot --layers 0:15 -i embed.frame -o hidden.frame
+    $ knotctl run-station demo.knot --layers 15:30 -i hidden.frame -o logits.frame --logits last --json
+    $ knotctl run-station demo.knot --layers 0:15 -i embed.frame -o hidden.frame --memory-budget 64MiB
+    """
+    from dataclasses import replace
+
+    from knotctl.commands.warming import warm_kernels
+    from knotctl.core.kernels.threads import set_threads
+    from knotctl.core.knot.reader import open_knot
+    from knotctl.core.model.budget import Residency
+    from knotctl.core.model.kv import KvCache
+    from knotctl.core.model.station import Station, StationSpec
+    from knotctl.core.source.output import read_whole, write_whole
+    from knotctl.core.spans import LayerSpan
+    from knotctl.core.wire.frame import encode_frame, parse_frame
+    from knotctl.core.wire.layout import FILE_LIMITS
+
+    started = time.perf_counter()
+    if logits not in ("last", "all", "none"):
+        raise UsageError("usage", f"--logits {logits}: expected last, all or none")
+    if residency not in list(Residency):
+        raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
+    if json and output == "-":
+        raise UsageError("usage", "run-station: --json prints on stdout, so the frame needs -o FILE")
+    frame = parse_frame(read_whole(input), limits=FILE_LIMITS)
+    if threads is not None:
+        set_threads(threads)
+    with open_knot(knot) as k:
+        ends = {s.request_id: s.position + s.n_tokens for s in frame.segments}
+        station = Station(
+            k,
+            StationSpec(
+                LayerSpan.parse(layers, k.header.config.n_layers),
+                Residency(residency),
+                budget_bytes(memory_budget),
+                kv_tokens=sum(ends.values()),
+                batch_tokens=frame.rows,
+                logits_rows={"last": len(ends), "all": frame.rows, "none": 0}[logits],
+            ),
+        )
+        if kv is not None:
+            if len(frame.segments) != 1:
+                raise UsageError("usage", f"--kv: the frame has {len(frame.segments)} requests; expected one")
+            if kv.exists():
+                station.sessions[frame.segments[0].request_id] = KvCache.load(kv, station.kv_shape)
+        warm_kernels()
+        out = station.forward(replace(frame, meta=dict(frame.meta) | {"logits": logits}))
+        out = replace(out, meta={key: value for key, value in out.meta.items() if key != "logits"})
+        write_whole(output, encode_frame(out))
+        if kv is not None:
+            station.sessions[frame.segments[0].request_id].save(kv)
+    report = {
+        "layers": [station.span.start, station.span.end],
+        "role": station.role,
+        "tokens": frame.rows,
+        "residency": station.plan.residency,
+        "budget_bytes": station.plan.budget_bytes,
+        "peak_weight_bytes": station.weights.ledger.peak,
+        "planned_bytes": station.plan.total_bytes,
+        "phases": [
+            {"layer": u.layer, "phase": u.phase, "bytes": u.bytes, "tiles": u.tiles,
+             "load_ms": round(u.load_ms, 3), "compute_ms": round(u.compute_ms, 3)}
+            for u in station.uses
+        ],
+        "seconds": round(time.perf_counter() - started, 3),
+    }  # fmt: skip
+    if json:
+        print_json(report)
+    elif output != "-":
+        rows = [(f"{p} x {len(u)}", max(x.bytes for x in u), max(x.tiles for x in u),
+                 round(sum(x.load_ms for x in u), 1), round(sum(x.compute_ms for x in u), 1))
+                for p in dict.fromkeys(x.phase for x in station.uses)
+                for u in [[x for x in station.uses if x.phase == p]]]  # fmt: skip
+        print_table(("phase", "bytes", "tiles", "load ms", "compute ms"), rows)
+        say(
+            f"{output}: layers {station.span} ({station.role}) over {frame.rows} tokens in {report['seconds']} s; "
+            f"{station.plan.residency}, at most {format_size(station.weights.ledger.peak)} of weights held"
+        )

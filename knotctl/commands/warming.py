@@ -1,0 +1,19 @@
+"""Compiling the kernels, once for this machine, where the user can see it."""
+
+from __future__ import annotations
+
+import time
+
+
+def warm_kernels() -> None:
+    """Load the compiled kernels; compile them first, with a message and a bar, where this machine has not yet."""
+    from knotctl.commands.console import progress, say
+    from knotctl.core.kernels.warm import is_warm, step_count, warm
+
+    if is_warm():
+        return
+    say("knotctl: compiling kernels for this CPU (once; later starts take them from the cache folder) …")
+    started = time.perf_counter()
+    with progress("compile kernels", step_count(), unit="steps") as advance:
+        warm(advance)
+    say(f"knotctl: kernels compiled in {time.perf_counter() - started:.0f} s")

@@ -1,0 +1,247 @@
+"""The engine: one worker thread that takes every live request one step further in each pass over the weights.
+
+Weights are what a pass costs, so requests share it: the prompt of one, the next token of the others (continuous
+batching). A request's tokens do not depend on its company: results are bit-identical for every batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from knotctl.core.engine.pipeline import Pipeline, layer_spans, vocab_shards
+from knotctl.core.engine.stream import Step, Stream
+from knotctl.core.errors import Cancelled, KnotctlError, RequestError
+from knotctl.core.kernels.threads import set_threads
+from knotctl.core.knot.reader import Knot, open_knot
+from knotctl.core.model.budget import MAX_CHUNK, Residency
+from knotctl.core.model.station import Station, StationSpec
+from knotctl.core.spans import LayerSpan
+from knotctl.core.tokens.chat import ChatTemplate
+from knotctl.core.tokens.sampler import SamplingParams, sample
+from knotctl.core.tokens.tokenizer import load_tokenizer
+from knotctl.core.wire.frame import Frame, Segment
+from knotctl.core.wire.layout import Kind, Mode
+
+MAX_WAITING = 128
+# While others decode, a prompt enters in pieces this long, so that nobody's next token waits for all of it.
+SHARED_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How a model is run in this process. Units: memory_budget in bytes, context in tokens of all sessions together."""
+
+    shards: int = 1
+    stations: int | Sequence[LayerSpan] = 1
+    threads: int | None = None
+    memory_budget: int | None = None
+    residency: Residency = Residency.AUTO
+    context: int = 8192
+    max_batch: int = 16
+
+
+class Engine:
+    """A model ready to generate. Submit from any thread; close it, or use it with `with`."""
+
+    def __init__(self, knot: Knot, spec: EngineSpec) -> None:
+        config = knot.header.config
+        self.knot = knot
+        self.tokenizer = load_tokenizer(knot.tokenizer_keys())
+        self.template = ChatTemplate.of(self.tokenizer)
+        self.model_name = PurePosixPath(knot.source.name).name.removesuffix(".knot")
+        self.context_length = min(config.context_length, spec.context)
+        self._spec = spec
+        if spec.threads is not None:
+            set_threads(spec.threads)
+        spans = layer_spans(spec.stations, config.n_layers)
+        self.stations = [
+            Station(
+                knot,
+                StationSpec(
+                    span,
+                    spec.residency,
+                    # each station's part of the budget follows from its layers; the last one's head is always tiled
+                    spec.memory_budget and spec.memory_budget * len(span) // config.n_layers,
+                    kv_tokens=spec.context,
+                    batch_tokens=min(MAX_CHUNK, spec.context),
+                    logits_rows=spec.max_batch,
+                ),
+            )
+            for span in spans
+        ]
+        self._pipeline = Pipeline(vocab_shards(knot, spec.shards), self.stations)
+        self._waiting: list[Stream] = []
+        self._active: list[Stream] = []
+        self._wake = threading.Condition()
+        self._closed = False
+        self._kv_peak = 0
+        self._worker = threading.Thread(target=self._work, name="knotctl-engine", daemon=True)
+        self._worker.start()
+
+    @classmethod
+    def open(cls, ref: str, spec: EngineSpec | None = None) -> Self:
+        """Return an engine over the knot at a path or URL, which it closes."""
+        knot = open_knot(ref)
+        try:
+            return cls(knot, spec or EngineSpec())
+        except BaseException:
+            knot.close()
+            raise
+
+    @property
+    def knot_id(self) -> str:
+        """Identity of the model, in hex."""
+        return self.knot.id
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        max_tokens: int,
+        *,
+        ignore_stop: bool = False,
+        notify: Callable[[Step | None], None] | None = None,
+    ) -> Stream:
+        """Return the stream of a new request; its max_tokens are cut to what the context has room for.
+
+        Raises: RequestError context_length_exceeded, empty-prompt, token-out-of-range, overloaded (429).
+        """
+        room = self.context_length - len(prompt)
+        if not prompt:
+            raise RequestError("empty-prompt", "the prompt has no tokens", param="prompt")
+        if room < 1:
+            raise RequestError(
+                "context_length_exceeded",
+                f"the prompt has {len(prompt)} tokens; the context of {self.context_length} must hold one more",
+                param="messages",
+                hint="shorten the prompt",
+            )
+        vocab_size = self.knot.header.config.vocab_size
+        wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                "token-out-of-range", f"token id {wrong}: expected 0 <= id < {vocab_size}", param="prompt"
+            )
+        stop_ids = frozenset() if ignore_stop else self.tokenizer.stop_ids
+        stream = Stream(list(prompt), params, max(0, min(max_tokens, room)), stop_ids, notify)
+        with self._wake:
+            if self._closed or len(self._waiting) >= MAX_WAITING:
+                raise RequestError("overloaded", "too many requests are waiting", status=429, hint="retry later")
+            self._waiting.append(stream)
+            self._wake.notify()
+        return stream
+
+    def stats(self) -> dict[str, int]:
+        """Return what is held and running now, and the peaks so far. Units: bytes; counts of requests."""
+        return {
+            "running": len(self._active),
+            "waiting": len(self._waiting),
+            "peak_weight_bytes": sum(s.weights.ledger.peak for s in self.stations),
+            "weight_bytes": sum(s.weights.ledger.held for s in self.stations),
+            "kv_bytes": sum(kv.nbytes for s in self.stations for kv in list(s.sessions.values())),
+            "peak_kv_bytes": self._kv_peak,
+            "activation_bytes": max(s.plan.activation_bytes + s.plan.frame_bytes for s in self.stations),
+        }
+
+    def close(self) -> None:
+        """Cancel what runs, stop the worker and close the knot."""
+        with self._wake:
+            self._closed = True
+            for stream in (*self._waiting, *self._active):
+                stream.cancel()
+            self._wake.notify()
+        self._worker.join()
+        self.knot.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._waiting or self._active)
+                self._admit()
+                if self._closed and not self._active:
+                    return
+            for stream in self._active:
+                if stream.cancelled:
+                    self._leave(stream, "cancelled")
+            if self._active:
+                self._step()
+
+    def _admit(self) -> None:
+        # In order of arrival, while there is room for all that each may come to need: nobody is thrown out later.
+        while self._waiting and len(self._active) < self._spec.max_batch:
+            stream = self._waiting[0]
+            if stream.cancelled or stream.max_tokens == 0:
+                stream.end("cancelled" if stream.cancelled else "length")
+            elif sum(s.reserved for s in self._active) + stream.reserved > self._spec.context:
+                return
+            else:
+                stream.timings.started = time.perf_counter()
+                self._active = [*self._active, stream]
+            del self._waiting[0]
+
+    def _step(self) -> None:
+        """Take every active stream one step further: a piece of its prompt, or one token."""
+        streams = self._active
+        room = MAX_CHUNK if len(streams) == 1 else SHARED_CHUNK
+        segments: list[Segment] = []
+        ids: list[int] = []
+        sampled: list[int] = []
+        batch: list[Stream] = []
+        for stream in sorted(streams, key=lambda s: len(s.pending)):
+            pending = stream.pending[: max(1, room)]
+            room -= len(pending)
+            if stream.in_kv + len(pending) == len(stream.prompt) + len(stream.tokens):
+                sampled.append(len(segments))
+            mode = Mode.DECODE if stream.tokens else Mode.PREFILL
+            segments.append(Segment(stream.request_id, stream.in_kv, len(pending), mode))
+            ids += pending
+            batch.append(stream)
+
+        def check() -> None:
+            if all(s.cancelled for s in batch):
+                raise Cancelled("cancelled", "every request of the batch was cancelled")
+
+        payload = np.asarray(ids, np.int32).reshape(-1, 1)
+        frame = Frame(Kind.TOKENS, bytes.fromhex(self.knot_id), tuple(segments), payload, {"logits": sampled})
+        try:
+            out = self._pipeline.run(frame, check)
+            for stream, segment in zip(batch, segments, strict=True):
+                stream.in_kv += segment.n_tokens
+            self._kv_peak = max(self._kv_peak, self.stats()["kv_bytes"])
+            for row, i in enumerate(sampled):
+                self._sample(batch[i], out.payload[row])
+        except Cancelled:
+            for stream in batch:
+                self._leave(stream, "cancelled")
+        except KnotctlError as e:
+            for stream in batch:
+                self._leave(stream, "error", e)
+        except Exception as e:
+            # Whatever broke, nobody may wait for ever on a worker that has died.
+            for stream in batch:
+                self._leave(stream, "error", KnotctlError("internal", f"{type(e).__name__}: {e}"))
+
+    def _sample(self, stream: Stream, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+        history = stream.prompt + stream.tokens
+        choice = sample(logits, stream.params, len(history), history)
+        if not stream.emit(choice.token, choice.top):
+            self._leave(stream, "stop")
+
+    def _leave(self, stream: Stream, reason: str, error: KnotctlError | None = None) -> None:
+        self._pipeline.drop(stream.request_id)
+        self._active = [s for s in self._active if s is not stream]
+        stream.end(reason, error)

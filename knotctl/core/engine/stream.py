@@ -1,0 +1,118 @@
+"""One request on its way through the engine: its tokens so far, what is asked of it, and the steps it yields."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from knotctl.core.errors import KnotctlError
+from knotctl.core.tokens.sampler import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One generated token, and the likeliest (id, log-probability) pairs where they were asked for."""
+
+    token: int
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class Timings:
+    """When things happened, on the monotonic clock. Units: seconds."""
+
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    first: float | None = None
+    last: float | None = None
+
+    def report(self, n_prompt: int, n_tokens: int) -> dict[str, float | None]:
+        """Return time to the first token and the rates of prompt and generated tokens, for JSON."""
+        if self.started is None or self.first is None or self.last is None:
+            return {"ttft_ms": None, "prompt_tokens_per_s": None, "decode_tokens_per_s": None}
+        decode = (n_tokens - 1) / (self.last - self.first) if n_tokens > 1 and self.last > self.first else None
+        return {
+            "ttft_ms": (self.first - self.submitted) * 1e3,
+            "prompt_tokens_per_s": n_prompt / (self.first - self.started),
+            "decode_tokens_per_s": decode,
+        }
+
+
+class Stream:
+    """A generation: iterate it for its steps. It ends with `finish_reason` "stop", "length" or "cancelled".
+
+    Iterating raises the error that ended the generation, where one did. With `notify` every step, and None at the end,
+    is handed to that function in the engine's thread instead; it must not block.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        notify: Callable[[Step | None], None] | None = None,
+    ) -> None:
+        self.request_id = uuid.uuid4().bytes
+        self.prompt = prompt
+        self.params = params
+        self.max_tokens = max_tokens
+        self.stop_ids = stop_ids
+        self.tokens: list[int] = []
+        self.in_kv = 0
+        self.finish_reason: str | None = None
+        self.error: KnotctlError | None = None
+        self.timings = Timings()
+        self._cancelled = threading.Event()
+        self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
+        self._deliver = notify or self._steps.put
+
+    def __iter__(self) -> Iterator[Step]:
+        while (step := self._steps.get()) is not None:
+            yield step
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of keys and values that it may come to need."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens that no station has seen yet."""
+        return (self.prompt + self.tokens)[self.in_kv :] if self.in_kv < len(self.prompt) else self.tokens[-1:]
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether whoever asked has left."""
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Ask the engine to stop; it does within one phase of a layer."""
+        self._cancelled.set()
+
+    def emit(self, token: int, top: list[tuple[int, float]]) -> bool:
+        """Take a sampled token; returns whether more are wanted. A stop id ends the stream and is not part of it."""
+        now = time.perf_counter()
+        self.timings.first = self.timings.first or now
+        self.timings.last = now
+        if token in self.stop_ids:
+            self.end("stop")
+            return False
+        self.tokens.append(token)
+        self._deliver(Step(token, top))
+        if len(self.tokens) >= self.max_tokens:
+            self.end("length")
+            return False
+        return True
+
+    def end(self, reason: str, error: KnotctlError | None = None) -> None:
+        """End the stream, once."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = reason, error
+            self._deliver(None)

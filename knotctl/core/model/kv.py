@@ -1,0 +1,139 @@
+"""The keys and values of one session over one span of layers, in memory and as a file between two shell calls.
+
+The file (man knotctl-run-station, FILES): "KNKV", u32 JSON length, JSON, then float32 keys and values, each
+[layers, kv heads, tokens, head_dim], then their SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from knotctl.core.errors import FormatError, WrongIdentity
+from knotctl.core.source.output import read_whole, replacing
+from knotctl.core.spans import LayerSpan
+from knotctl.core.tensor.residency import Floats
+
+MAGIC = b"KNKV"
+META_CAP = 4096
+# Room is made in steps: doubling would hold up to twice what the budget counted.
+_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a session's cache is of: model, layers, and the sizes of a token's keys in a layer."""
+
+    knot_id: str
+    span: LayerSpan
+    n_kv_heads: int
+    head_dim: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over the whole span."""
+        return 2 * len(self.span) * self.n_kv_heads * self.head_dim * 4
+
+
+class KvCache:
+    """Keys and values of tokens [0, length) of one session, for the layers of one span."""
+
+    def __init__(self, shape: KvShape) -> None:
+        self.shape = shape
+        self.length = 0
+        self._data = self._allocate(0)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens there is room for without growing."""
+        return int(self._data.shape[3])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self._data.nbytes
+
+    def _allocate(self, tokens: int) -> Floats:
+        s = self.shape
+        return np.empty((2, len(s.span), s.n_kv_heads, tokens, s.head_dim), np.float32)
+
+    def prepare(self, position: int, count: int) -> None:
+        """Make ready for tokens [position, position + count): forget what lies beyond position, make room.
+
+        The caller has checked that every token before position is here.
+        """
+        self.length = position
+        if position + count > self.capacity:
+            grown = self._allocate(-(-(position + count) // _STEP) * _STEP)
+            grown[:, :, :, :position] = self._data[:, :, :, :position]
+            self._data = grown
+
+    def store(self, layer: int, position: int, k: Floats, v: Floats) -> tuple[Floats, Floats]:
+        """Put keys and values [tokens, kv heads, head_dim] at a position; return all of the layer's.
+
+        Shapes: both returned [kv heads, capacity, head_dim].
+        """
+        keys, values = self._data[:, layer - self.shape.span.start]
+        keys[:, position : position + len(k)] = k.swapaxes(0, 1)
+        values[:, position : position + len(v)] = v.swapaxes(0, 1)
+        return keys, values
+
+    def commit(self, count: int) -> None:
+        """Note that every layer of the span has stored so many more tokens."""
+        self.length += count
+
+    def save(self, path: Path) -> None:
+        """Write the cache to a file, whole or not at all."""
+        meta = json.dumps(_identity(self.shape) | {"length": self.length}).encode()
+        body = np.ascontiguousarray(self._data[:, :, :, : self.length])
+        with replacing(path) as f:
+            f.write(MAGIC + len(meta).to_bytes(4, "little") + meta)
+            f.write(body.data.cast("B") if body.nbytes else b"")
+            f.write(hashlib.sha256(body.data).digest())
+
+    @classmethod
+    def load(cls, path: Path, shape: KvShape) -> KvCache:
+        """Return the cache of a file that `save` wrote for the same model and span.
+
+        Raises: FormatError bad-kv-file; WrongIdentity wrong-kv-file; SourceError.
+        """
+        data = read_whole(str(path))
+        meta_length = int.from_bytes(data[4:8], "little")
+        broken = FormatError("bad-kv-file", f"{path}: not a KV file, or cut short", hint="remove it and start over")
+        if data[:4] != MAGIC or meta_length > META_CAP:
+            raise broken
+        try:
+            meta = json.loads(data[8 : 8 + meta_length])
+            length = meta.pop("length")
+        except (ValueError, KeyError, AttributeError) as e:
+            raise broken from e
+        if meta != _identity(shape):
+            raise WrongIdentity(
+                "wrong-kv-file",
+                f"{path}: expected the KV of knot {shape.knot_id} layers {shape.span}, "
+                f"found knot {meta.get('knot_id')} layers {meta.get('layers')}",
+                hint="give each model and span its own --kv file",
+            )
+        body = data[8 + meta_length : -32]
+        if not isinstance(length, int) or length < 0 or len(body) != length * shape.token_bytes:
+            raise broken
+        if hashlib.sha256(body).digest() != data[-32:]:
+            raise broken
+        cache = cls(shape)
+        cache._data = cache._allocate(length)
+        cache._data[:] = np.frombuffer(body, np.float32).reshape(cache._data.shape)
+        cache.length = length
+        return cache
+
+
+def _identity(shape: KvShape) -> dict[str, object]:
+    return {
+        "knot_id": shape.knot_id,
+        "layers": [shape.span.start, shape.span.end],
+        "n_kv_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+    }
