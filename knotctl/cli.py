@@ -16,6 +16,7 @@ from knotctl.core.errors import KnotctlError, UsageError
 
 # Subcommand -> "module:function" under knotctl.commands, in the order of the data path: the order of --help and man.
 COMMANDS: dict[str, str] = {
+    "encode": "encode:encode",
     "verify": "verify:verify",
     "pull": "pull:pull",
 }

@@ -6,6 +6,7 @@ Source: ggml's GGUF naming (`blk.N.attn_q.weight`); DESIGN decisions 1 and 2.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from knotctl.core.errors import UsageError
@@ -33,6 +34,13 @@ _PARTS: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _PLACE: Final = {part.rstrip("?"): i for i, part in enumerate(p for phase in PHASES for p in _PARTS[phase])}
 _PHASE_OF: Final = {part.rstrip("?"): phase for phase in PHASES for part in _PARTS[phase]}
+# Architecture -> parts of every layer without which it is another model; further ones are required of all.
+ARCHITECTURES: Final[dict[str, tuple[str, ...]]] = {
+    "llama": (),
+    "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    "qwen3": ("attn_q_norm.weight", "attn_k_norm.weight"),
+}
+
 # Payload order of what belongs to no layer; everything unknown lies between rope_freqs and the first layer.
 _FIRST: Final = {TOKEN_EMBD: 0, ROPE_FREQS: 1}
 _LAST: Final = {OUTPUT_NORM: 4, OUTPUT: 5}
@@ -89,3 +97,15 @@ def order_key(gguf_name: str) -> tuple[int, int, int, str]:
     if at is not None:
         return (_LAYER, at[0], _PLACE.get(at[1], len(_PLACE)), gguf_name)
     return (_FIRST.get(gguf_name, _LAST.get(gguf_name, _UNKNOWN_GLOBAL)), 0, 0, gguf_name)
+
+
+def required_tensors(architecture: str, n_layers: int) -> Iterator[str]:
+    """Yield the GGUF names that a model of an architecture we know must have, in payload order."""
+    yield TOKEN_EMBD
+    extra = ARCHITECTURES[architecture]
+    for layer in range(n_layers):
+        for phase in PHASES:
+            for t in layer_tensors(phase, layer):
+                if t.required or t.gguf.removeprefix(f"blk.{layer}.") in extra:
+                    yield t.gguf
+    yield OUTPUT_NORM

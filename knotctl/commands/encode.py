@@ -1,0 +1,89 @@
+"""knotctl encode: a GGUF becomes a knot."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knotctl.commands.console import print_json, print_table, progress, say
+
+
+def encode(
+    src: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF, or any part of a split one.")],
+    dest: Annotated[
+        str | None,
+        typer.Argument(metavar="[DEST]", help="The knot; by default SRC's name with .knot.", show_default=False),
+    ] = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ids that are tokens; rows of the embedding beyond are padding that nobody owns."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, max=64, help="Threads; by default one a core.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace DEST where it exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Encode a GGUF into a knot.
+
+    Tensors are laid in the order in which they are used, so that a phase of a layer is one range of bytes, and every
+    64 KiB get a digest, so that any range can be checked. The same GGUF gives the same bytes. DEST appears when it is
+    whole and has been read back, or not at all. A model that knotctl cannot run is encoded all the same.
+    """
+    import time
+
+    from knotctl.core.gguf.parts import open_gguf
+    from knotctl.core.knot.from_gguf import default_destination, encode_model, work_bytes
+    from knotctl.core.knot.writer import check_destination
+    from knotctl.core.sizes import format_size
+
+    began = time.monotonic()
+    path = Path(dest) if dest else default_destination(src)
+    check_destination(path, force=force)
+    with _sigterm_interrupts(), open_gguf(src) as model, progress(path.name, work_bytes(model)) as advance:
+        done = encode_model(model, path, force=force, jobs=jobs, vocab_size=vocab_size, advance=advance)
+    seconds = time.monotonic() - began
+    for warning in done.warnings:
+        say(f"knotctl: warning: {warning}")
+    if as_json:
+        print_json(
+            {
+                "knot": str(path),
+                "bytes": done.file_bytes,
+                "knot_id": done.knot_id,
+                "payload_offset": done.payload_offset,
+                "tensors": done.tensors,
+                "seconds": round(seconds, 3),
+            }
+        )
+        return
+    c = done.config
+    print_table(
+        ("knot", str(path)),
+        (
+            ("id", done.knot_id),
+            ("model", f"{c.architecture}, {c.n_layers} layers, hidden {c.hidden_size}, vocabulary {c.vocab_size:,}"),
+            ("tensors", f"{done.tensors:,}, payload at byte {done.payload_offset:,}"),
+            ("types", ", ".join(f"{name} {format_size(size)}" for name, size in done.bytes_by_type.items())),
+            ("size", f"{format_size(done.file_bytes)} ({done.file_bytes:,} bytes) in {seconds:.1f} s"),
+        ),
+    )
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Have SIGTERM end the work as Ctrl-C does: by an exception, so that the half-written file is taken away."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
