@@ -137,7 +137,7 @@ def pages() -> dict[str, str]:
         inner = command.context_class(command, info_name=name, parent=context, **command.context_settings)
         description, status, examples = paragraphs((command.help or "").partition("\n\n")[2])
         arguments = [p for p in command.params if p.param_type_name == "argument"]
-        words = " ".join(argument_word(p) for p in arguments)
+        words = " ".join(argument_word(p) if p.required else f"[{argument_word(p)}]" for p in arguments)
         made[f"knotctl-{name}.1"] = page(f"knotctl-{name}", summary(command), {
             "SYNOPSIS": f".B knotctl {roff(name, literal=True)}\n[options] {roff(words)}".rstrip(),
             "DESCRIPTION": description or sentences(summary(command)),
@@ -163,19 +163,18 @@ def summary(command: Any) -> str:
 
 
 def argument_word(argument: Any) -> str:
-    """Return an argument as a synopsis writes it."""
-    word = (argument.metavar or argument.name).upper() + ("..." if argument.nargs == -1 else "")
-    return word if argument.required else f"[{word}]"
+    """Return an argument as a synopsis writes it, less the brackets of one that can be left out."""
+    return str(argument.metavar or argument.name).strip("[].").upper() + ("..." if argument.nargs == -1 else "")
 
 
 def records(command: Any, context: Any, kind: str) -> dict[str, str]:
-    """Return options or arguments with their help, as --help prints them less the variables."""
+    """Return options or arguments with their help, as --help prints them less variables and the types of arguments."""
     rows = {}
     for p in command.get_params(context):
         if p.param_type_name == kind:
             p.show_envvar = False
             if record := p.get_help_record(context):
-                rows[record[0]] = record[1]
+                rows[argument_word(p) if kind == "argument" else record[0]] = record[1]
     return rows
 
 

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from knotctl import __version__
-from knotctl.cli import COMMANDS, main
+from knotctl.cli import COMMANDS, app, main
 
 # What costs a tenth of a second or more, or is of no use to one who asks for help.
 HEAVY = {"numba", "llvmlite", "numpy", "boto3", "botocore", "tokenizers", "minijinja", "starlette", "uvicorn", "rich"}
@@ -41,3 +42,21 @@ def test_bash_completes_commands_and_options() -> None:
         ["bash", "-euc", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["pull", "--json"], done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_json_and_says_what_its_options_do(name: str) -> None:
+    root = typer.main.get_command(app)
+    assert isinstance(root, typer.core.TyperGroup)
+    params = root.commands[name].params
+    assert {"json"} == {p.name for p in params if "--json" in p.opts}, "scripts set KNOTCTL_COMMAND_JSON everywhere"
+    for p in params:
+        assert getattr(p, "help", None), f"{name}: {p.opts[0]}: no help"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_examples_of_itself(name: str) -> None:
+    root = typer.main.get_command(app)
+    assert isinstance(root, typer.core.TyperGroup)
+    examples = (root.commands[name].help or "").partition("\b\nExamples:\n")[2].splitlines()
+    assert any(line.startswith("$ ") and f"knotctl {name}" in line for line in examples)
