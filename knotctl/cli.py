@@ -18,7 +18,9 @@ from knotctl.core.errors import KnotctlError, UsageError
 COMMANDS: dict[str, str] = {
     "encode": "encode:encode",
     "verify": "verify:verify",
+    "inspect": "inspect:inspect",
     "pull": "pull:pull",
+    "merge": "merge:merge",
 }
 
 app = typer.Typer(

@@ -1,0 +1,121 @@
+"""`knotctl inspect`: what a file holds, by its first bytes: one function a kind of file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from knotctl.commands.console import print_json, print_table
+from knotctl.core.errors import FormatError, printable
+from knotctl.core.sizes import format_size
+
+if TYPE_CHECKING:
+    from knotctl.core.knot.describe import Description
+    from knotctl.core.source.base import ByteSource
+
+
+def inspect(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A knot, a GGUF or a frame.")],
+    top: Annotated[int, typer.Option(min=0, help="Of a frame of logits, show the best N ids of each row.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show what a knot, a GGUF or a frame holds.
+
+    Of a model file: its header, how many bytes each phase takes over all layers and in the largest one, its tensors.
+    Of a frame: kind, segments, statistics of its numbers. Only what is shown is read.
+
+    \b
+    Examples:
+    $ knotctl inspect model.knot
+    $ knotctl inspect --json model.knot | jq '.parts[] | select(.part == "ffn_up").largest'
+    """
+    from knotctl.core.magic import MAGIC_BYTES, recognise
+    from knotctl.core.source.opening import open_source
+
+    source = open_source(file)
+    try:
+        head = source.read(0, min(MAGIC_BYTES, source.size))
+        kind = recognise(head)
+        if kind == "knot":
+            _inspect_knot(source, json)
+        elif kind == "GGUF":
+            _inspect_gguf(source, json)
+        elif kind == "frame":
+            _inspect_frame(source, top, json)
+        else:
+            found = f"a {kind}" if kind else f"{head[:4]!r}" if head else "an empty file"
+            raise FormatError("unknown-format", f"{source.name}: magic: expected a knot, GGUF or frame, found {found}")
+    finally:
+        source.close()
+
+
+def _inspect_knot(source: ByteSource, as_json: bool) -> None:
+    from knotctl.core.knot.describe import describe_knot
+    from knotctl.core.knot.header import parse_header
+    from knotctl.core.knot.reader import read_header
+
+    _show(describe_knot(parse_header(read_header(source), source.size, source.name)), as_json)
+
+
+def _inspect_gguf(source: ByteSource, as_json: bool) -> None:
+    from knotctl.core.gguf.header import read_gguf
+    from knotctl.core.knot.describe import describe_gguf
+
+    _show(describe_gguf(read_gguf(source)), as_json)
+
+
+def _inspect_frame(source: ByteSource, top: int, as_json: bool) -> None:
+    from knotctl.core.wire.describe import describe_frame
+    from knotctl.core.wire.header import parse_header
+    from knotctl.core.wire.layout import FILE_LIMITS, HEADER
+
+    header = parse_header(source.read(0, min(HEADER.size, source.size)), FILE_LIMITS)
+    # One byte more than the frame claims shows the parser that something follows, without reading what it is.
+    report = describe_frame(source.read(0, min(HEADER.size + header.body_bytes + 1, source.size)), top=top)
+    if as_json:
+        print_json(report.to_json())
+        return
+    document = report.to_json()
+    best, segments, statistics = document.pop("top"), document.pop("segments"), document.pop("statistics")
+    for name, value in document.items() if statistics is None else (document | statistics).items():
+        print(f"{name:16} {_one_line(value)}")
+    print_table(list(segments[0]) if segments else (), [list(s.values()) for s in segments], title="Segments")
+    if best:
+        rows = [(row, *(f"{i} ({logit:.3f})" for i, logit in ids)) for row, ids in enumerate(best)]
+        print_table(("row", *(f"#{i + 1}" for i in range(len(best[0])))), rows, title="Best ids (logit)")
+
+
+def _show(description: Description, as_json: bool) -> None:
+    if as_json:
+        print_json(description.to_json())
+        return
+    rows = [("format", description.format), ("size", format_size(description.file_bytes))]
+    for name, value in description.facts.items():
+        if isinstance(value, dict):
+            rows += [(f"{name}.{key}", v) for key, v in value.items() if key != "gguf"]
+        else:
+            rows.append((name, value))
+    for name, value in rows:
+        print(f"{printable(name, 60):32} {_one_line(value)}")
+    print_table(
+        ("part", "tensors", "bytes", "largest", "types"),
+        [
+            (p.part, p.tensors, format_size(p.bytes), format_size(p.largest), " ".join(p.types))
+            for p in description.parts
+        ],
+        title="Bytes by part (largest: of one layer)",
+    )
+    print_table(
+        ("tensor", "type", "shape", "offset", "bytes"),
+        [
+            (printable(t.name), t.qtype.name, "×".join(map(str, t.shape)), t.offset, t.bytes)
+            for t in description.tensors
+        ],
+    )
+
+
+def _one_line(value: object) -> str:
+    if isinstance(value, dict) and "array_of" in value:
+        return f"{value['length']} × {value['array_of']}"
+    return printable(value, 100)
