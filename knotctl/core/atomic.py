@@ -1,0 +1,38 @@
+"""A small file written whole or not at all: a sibling under another name, flushed to disk, takes the name at the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+from knotctl.core.errors import SourceError, printable
+
+
+def write_whole(dest: Path, data: bytes) -> None:
+    """Replace the file by one of these bytes; whatever happens, there is the old file or the new one, and no other.
+
+    Raises: SourceError not-found, disk-full, write-failed.
+    """
+    if not dest.parent.is_dir():
+        raise SourceError("not-found", f"{printable(dest.parent)}: no such folder")
+    temporary = dest.with_name(f".{dest.name[:200]}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(dest)
+        folder = os.open(dest.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as e:
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise SourceError(
+            "disk-full" if full else "write-failed", f"{printable(dest)}: cannot write: {e.strerror or e}"
+        ) from e
+    finally:
+        temporary.unlink(missing_ok=True)
