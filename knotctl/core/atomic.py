@@ -1,4 +1,4 @@
-"""A small file written whole or not at all: a sibling under another name, flushed to disk, takes the name at the end."""
+"""A small file written whole or not at all: a sibling, flushed to the disk, takes the name at the end."""
 
 from __future__ import annotations
 
