@@ -8,18 +8,16 @@ Source: CONTRACT section 1; STYLE rule 8.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from knotctl.core.atomic import replacing
 from knotctl.core.errors import Cancelled, SourceError, UsageError, printable
 from knotctl.core.knot.config import KnotConfig
 from knotctl.core.knot.header import KnotHeader, TensorEntry, encode_header, parse_header
@@ -74,35 +72,10 @@ def write_knot(
     """
     check_destination(dest, force=force)
     jobs = jobs or min(os.cpu_count() or 1, _MAX_JOBS)
-    with _replacing(dest, force=force) as fd, _Pool(jobs) as pool:
-        return _Writing(fd, printable(dest), pool, advance).write(config, payload, source)
-
-
-@contextmanager
-def _replacing(dest: Path, *, force: bool) -> Iterator[int]:
-    """Yield a descriptor of a new file that takes dest's name at the end, or goes away."""
-    temporary = dest.with_name(f".{dest.name[:200]}.{secrets.token_hex(4)}.part")
-    fd = -1
-    try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        yield fd
-        os.fsync(fd)
-        check_destination(dest, force=force)
-        temporary.replace(dest)
-        folder = os.open(dest.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as e:
-        full = e.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise SourceError(
-            "disk-full" if full else "write-failed", f"{printable(dest)}: cannot write: {e.strerror or e}"
-        ) from e
-    finally:
-        if fd >= 0:
-            os.close(fd)
-            temporary.unlink(missing_ok=True)
+    with replacing(dest) as file, _Pool(jobs) as pool:
+        header = _Writing(file.fileno(), printable(dest), pool, advance).write(config, payload, source)
+        check_destination(dest, force=force)  # which may have come to exist meanwhile
+        return header
 
 
 class _Pool:
