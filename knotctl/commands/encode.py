@@ -17,7 +17,7 @@ def encode(
     src: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF, or any part of a split one.")],
     dest: Annotated[
         str | None,
-        typer.Argument(metavar="[DEST]", help="The knot; by default SRC's name with .knot.", show_default=False),
+        typer.Argument(metavar="DEST", help="The knot; by default SRC's name with .knot.", show_default=False),
     ] = None,
     vocab_size: Annotated[
         int | None,
@@ -27,13 +27,19 @@ def encode(
         int | None, typer.Option("--jobs", "-j", min=1, max=64, help="Threads; by default one a core.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace DEST where it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Encode a GGUF into a knot.
 
     Tensors are laid in the order in which they are used, so that a phase of a layer is one range of bytes, and every
     64 KiB get a digest, so that any range can be checked. The same GGUF gives the same bytes. DEST appears when it is
     whole and has been read back, or not at all. A model that knotctl cannot run is encoded all the same.
+
+    \b
+    Examples:
+    $ knotctl encode model-q4_k_m.gguf model.knot
+    $ knotctl encode model-00001-of-00003.gguf model.knot --force
+    $ knotctl encode --json model.gguf model.knot | jq -r .knot_id
     """
     import time
 
@@ -50,7 +56,7 @@ def encode(
     seconds = time.monotonic() - began
     for warning in done.warnings:
         say(f"knotctl: warning: {warning}")
-    if as_json:
+    if json:
         print_json(
             {
                 "knot": str(path),
