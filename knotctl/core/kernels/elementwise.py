@@ -1,0 +1,74 @@
+"""What is done to each element alone: the gate of the feed-forward layer, residual and bias."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knotctl.core.kernels.functions import exp
+from knotctl.core.kernels.jit import inner, kernel
+from knotctl.core.kernels.quantize import address
+from knotctl.core.kernels.simd import (
+    add as plus,
+)
+from knotctl.core.kernels.simd import (
+    div,
+    load_f32x16,
+    load_first_f32x16,
+    mul,
+    splat_f32x16,
+    store_f32x16,
+    store_first_f32x16,
+    sub,
+    zero_f32x16,
+)
+from knotctl.core.kernels.threads import run
+
+_CHUNK = 1024  # elements of a unit: a whole number of vectors, so that a chunk's end is never ragged but the last
+
+
+@inner
+def _gated(gate, up):
+    """Return gate / (1 + e^-gate) · up."""
+    e = exp(sub(zero_f32x16(), gate))
+    return mul(div(gate, plus(splat_f32x16(np.float32(1)), e)), up)
+
+
+@kernel("void(int64, int64, int64, int64, int64, int64, int64)")
+def _swiglu(gate, up, out, size, part, begin, end):
+    first, last = _CHUNK * begin, min(_CHUNK * end, size)
+    whole = last - (last - first) % 16
+    for i in range(first, whole, 16):
+        store_f32x16(out + 4 * i, _gated(load_f32x16(gate + 4 * i), load_f32x16(up + 4 * i)))
+    rest, i = last - whole, 4 * whole
+    store_first_f32x16(out + i, _gated(load_first_f32x16(gate + i, rest), load_first_f32x16(up + i, rest)), rest)
+
+
+@kernel("void(int64, int64, int64, int64, int64, int64)")
+def _add_rows(x, y, period, part, begin, end):
+    whole = period // 16 * 16
+    rest = period - whole
+    for t in range(begin, end):
+        to = x + 4 * t * period
+        for i in range(0, whole, 16):
+            store_f32x16(to + 4 * i, plus(load_f32x16(to + 4 * i), load_f32x16(y + 4 * i)))
+        tail = plus(load_first_f32x16(to + 4 * whole, rest), load_first_f32x16(y + 4 * whole, rest))
+        store_first_f32x16(to + 4 * whole, tail, rest)
+
+
+def swiglu(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Write silu(gate)·up to out, which may be either.
+
+    Shapes: f32, equal and contiguous.
+    """
+    run(_swiglu, -(-gate.size // _CHUNK), address(gate), address(up), address(out), gate.size, grain=8)
+
+
+def add(x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
+    """Add y to x in place. Shapes: f32, equal."""
+    np.add(x, y, out=x)
+
+
+def add_bias(x: NDArray[np.float32], bias: NDArray[np.float32]) -> None:
+    """Add a bias to every row in place. Shapes: x f32[T, N] contiguous, bias f32[N]."""
+    run(_add_rows, len(x), address(x), address(bias), bias.size, grain=64)
