@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from knotctl.core.errors import GgufError, printable
-from knotctl.core.gguf.header import GgufFile, GgufTensor, GgufValue, read_gguf
+from knotctl.core.gguf.header import GgufFile, GgufTensor, read_gguf
+from knotctl.core.gguf.metadata import GgufValue
 from knotctl.core.source.base import ByteSource
 from knotctl.core.source.opening import open_source
 
