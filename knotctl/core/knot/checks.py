@@ -37,14 +37,14 @@ def check_header(data: bytes, file_bytes: int) -> Generator[Finding, None, KnotH
     try:
         document = _parse_metadata(data[layout.JSON_OFFSET : layout.JSON_OFFSET + meta_len])
     except KnotError as e:
-        yield finding(e.code, e.message, offset=layout.JSON_OFFSET)
+        yield finding(e.code, e.message)
         return None
     payload = layout.payload_offset(meta_len)
     encoder = yield from _check_field(document, "encoder", str)
     source = yield from _check_field(document, "source", dict)
     if document.get("format") != "knot":
         found = printable(ascii(document.get("format")), 40)
-        yield finding("bad-field", f"format: expected 'knot', found {found}", offset=layout.JSON_OFFSET)
+        yield finding("bad-field", f"format: expected 'knot', found {found}")
     items = yield from _check_field(document, "tensors", list)
     entries = None if items is None else (yield from check_tensors(items, payload))
     # Without every entry the payload's length is not known, and the size equation would accuse at random.
@@ -64,8 +64,8 @@ def check_prefix(data: bytes, file_bytes: int) -> Generator[Finding, None, int |
     head = data[: len(layout.MAGIC)]
     if head != layout.MAGIC[: len(head)]:
         name = recognise(data)
-        found = f"a {name}" if name else repr(head)
-        yield finding("not-a-knot", f"magic: expected {layout.MAGIC!r}, found {found}", offset=0)
+        found = f"a {name}" if name else ascii(head)
+        yield finding("not-a-knot", f"magic: expected {layout.MAGIC!a}, found {found}", offset=0)
         return None
     if len(data) < layout.JSON_OFFSET:
         yield finding(
@@ -103,7 +103,7 @@ def _check_field(document: dict[str, Any], name: str, kind: type) -> Generator[F
         return value
     word = "a string" if kind is str else "an object" if kind is dict else "a list"
     found = "nothing" if value is None else printable(ascii(value), 40)
-    yield finding("bad-field", f"{name}: expected {word}, found {found}", offset=layout.JSON_OFFSET)
+    yield finding("bad-field", f"{name}: expected {word}, found {found}")
     return None
 
 
@@ -114,7 +114,7 @@ def _check_size(data: bytes, meta_len: int, entries: Sequence[TensorEntry], file
     canonical file has the pad byte NUL, so a canonical file that lost its last byte is never taken for a stale one,
     and a payload byte that is 0x40 by chance at the canonical marker's place decides nothing.
     """
-    payload_bytes = max((e.end for e in entries), default=0)
+    payload_bytes = max((e.end for e in entries if e.length), default=0)
     payload = layout.payload_offset(meta_len)
     json_end = layout.JSON_OFFSET + meta_len
     stale = layout.stale_payload_offset(meta_len)
@@ -175,7 +175,7 @@ def _check_config(fields: dict[str, Any]) -> Generator[Finding, None, KnotConfig
         word, holds = _KINDS[str(KnotConfig.__annotations__[field])]
         if name not in fields or not holds(fields[name]):
             found = printable(ascii(fields[name]), 40) if name in fields else "nothing"
-            yield finding("bad-config", f"config.{name}: expected {word}, found {found}", offset=layout.JSON_OFFSET)
+            yield finding("bad-config", f"config.{name}: expected {word}, found {found}")
             good = False
     return KnotConfig.from_json(fields) if good else None
 
@@ -190,11 +190,11 @@ def _check_config_fits(config: KnotConfig, entries: dict[str, TensorEntry]) -> I
         yield finding("config-mismatch", message, tensor=embedding.name)
     if config.vocab_size > config.embedding_rows:
         message = f"vocabSize {config.vocab_size}: expected at most embeddingRows {config.embedding_rows}"
-        yield finding("config-mismatch", message, offset=layout.JSON_OFFSET)
+        yield finding("config-mismatch", message)
     elif config.vocab_size < config.embedding_rows:
         padding = config.embedding_rows - config.vocab_size
         message = f"ids {config.vocab_size}..{config.embedding_rows - 1} ({padding}) are padding: no shard owns them"
         yield finding("padded-vocabulary", message, tensor=embedding.name)
     if config.tied_embedding == ("output_weight" in entries):
         message = f"tiedEmbedding: expected {not config.tied_embedding}, found {config.tied_embedding}"
-        yield finding("config-mismatch", message, offset=layout.JSON_OFFSET)
+        yield finding("config-mismatch", message)

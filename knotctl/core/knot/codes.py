@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knotctl.core.findings import Finding, Severity
+from knotctl.core.knot.layout import JSON_OFFSET
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -62,6 +63,9 @@ CODES: dict[str, Code] = {
 }
 
 
-def finding(code: str, message: str, *, offset: int | None = None, tensor: str | None = None) -> Finding:
-    """Return a finding of that code, at the code's severity; verify fills in the repair command."""
+def finding(code: str, message: str, *, offset: int | None = JSON_OFFSET, tensor: str | None = None) -> Finding:
+    """Return a finding of that code, at the code's severity, in the metadata unless an offset says otherwise.
+
+    verify fills in the repair command.
+    """
     return Finding(code, CODES[code].severity, message, offset=offset, tensor=tensor)

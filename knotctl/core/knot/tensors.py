@@ -121,24 +121,23 @@ def _check_type(name: str, item: dict[str, Any]) -> Generator[Finding, None, QTy
         yield finding("legacy-type-field", "expected the type under `type`, found it under `tensor_type`", tensor=name)
         kind = legacy
     if type(kind) is not str or kind not in QTYPES:
-        yield finding("unknown-type", f"type: expected one of {' '.join(QTYPES)}, found {_show(kind)}", tensor=name)
+        yield finding("unknown-type", f"type: expected a ggml type such as Q4_K, found {_show(kind)}", tensor=name)
         return None
     return QTYPES[kind]
 
 
 def _check_tiling(entries: list[TensorEntry], payload: int) -> Iterator[Finding]:
     end, last = 0, "the payload's start"
-    for e in sorted(entries, key=lambda e: (e.offset, e.end)):
+    for e in sorted((e for e in entries if e.length), key=lambda e: (e.offset, e.end)):
         if e.offset != end:
             code, what = ("overlap", "shares bytes with") if e.offset < end else ("gap", "does not follow")
-            yield finding(
-                code,
-                f"{what} {last}: expected offset {end}, found {e.offset}",
-                tensor=e.name,
-                offset=payload + e.offset,
-            )
-        if e.end >= end:
+            message = f"{what} {last}: expected offset {end}, found {e.offset}"
+            yield finding(code, message, tensor=e.name, offset=payload + e.offset)
+        if e.end > end:
             end, last = e.end, e.name
+    for e in entries:
+        if e.offset > end:  # an empty tensor may lie anywhere within
+            yield finding("gap", f"lies behind {last}: expected offset {end} or less, found {e.offset}", tensor=e.name)
 
 
 def _check_digest_table(entries: list[TensorEntry], payload: int, undigested: int) -> Iterator[Finding]:
