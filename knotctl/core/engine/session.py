@@ -238,7 +238,7 @@ class Engine:
     def _sample(self, stream: Stream, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
         history = stream.prompt + stream.tokens
         choice = sample(logits, stream.params, len(history), history)
-        if not stream.emit(choice.token, choice.top):
+        if not stream.emit(Step(choice.token, choice.logprob, choice.top)):
             self._leave(stream, "stop")
 
     def _leave(self, stream: Stream, reason: str, error: KnotctlError | None = None) -> None:

@@ -15,9 +15,10 @@ from knotctl.core.tokens.sampler import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One generated token, and the likeliest (id, log-probability) pairs where they were asked for."""
+    """One generated token; where log-probabilities were asked for, its own and the likeliest (id, log-probability)."""
 
     token: int
+    logprob: float | None
     top: list[tuple[int, float]]
 
 
@@ -96,16 +97,16 @@ class Stream:
         """Ask the engine to stop; it does within one phase of a layer."""
         self._cancelled.set()
 
-    def emit(self, token: int, top: list[tuple[int, float]]) -> bool:
+    def emit(self, step: Step) -> bool:
         """Take a sampled token; returns whether more are wanted. A stop id ends the stream and is not part of it."""
         now = time.perf_counter()
         self.timings.first = self.timings.first or now
         self.timings.last = now
-        if token in self.stop_ids:
+        if step.token in self.stop_ids:
             self.end("stop")
             return False
-        self.tokens.append(token)
-        self._deliver(Step(token, top))
+        self.tokens.append(step.token)
+        self._deliver(step)
         if len(self.tokens) >= self.max_tokens:
             self.end("length")
             return False
