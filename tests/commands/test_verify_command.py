@@ -17,7 +17,7 @@ KNOTS = Path(__file__).parents[2] / "fixtures" / "knots"
 def test_a_good_knot_exits_0_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(KNOTS / "small.knot")]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{KNOTS / 'small.knot'}: ok, 13 tensors, 7.0 KiB, knot_id ")
+    assert out.startswith(f"{KNOTS / 'small.knot'}: ok, 13 tensors, 7.1 KiB, knot_id ")
     assert out.count("\n") == 1
 
 
@@ -26,7 +26,7 @@ def test_an_error_exits_1_with_place_tensor_and_repair(capsys: pytest.CaptureFix
     assert main(["verify", str(path)]) == 1
     finding, summary = capsys.readouterr().out.splitlines()
     assert finding == (
-        f"{path}:5733: error: bad-length: blk_0_ffn_up_weight: length: expected 576 bytes for Q4_0 [32, 32], found 575 "
+        f"{path}:5809: error: bad-length: blk_0_ffn_up_weight: length: expected 576 bytes for Q4_0 [32, 32], found 575 "
         f"(fix: knotctl encode MODEL.gguf {path} --force)"
     )
     assert summary == f"{path}: FAILED, 1 error"

@@ -19,6 +19,7 @@ from knotctl.core.knot import layout
 from knotctl.core.knot.codes import finding
 from knotctl.core.knot.config import JSON_NAMES, KnotConfig
 from knotctl.core.knot.entry import KnotHeader, TensorEntry
+from knotctl.core.knot.seal import KEY, has_seal, seal_holds
 from knotctl.core.knot.tensors import check_tensors, is_size
 from knotctl.core.magic import recognise
 from knotctl.core.strict_json import parse_json_object
@@ -34,11 +35,16 @@ def check_header(data: bytes, file_bytes: int) -> Generator[Finding, None, KnotH
     meta_len = yield from check_prefix(data, file_bytes)
     if meta_len is None:
         return None
+    meta = data[layout.JSON_OFFSET : layout.JSON_OFFSET + meta_len]
     try:
-        document = _parse_metadata(data[layout.JSON_OFFSET : layout.JSON_OFFSET + meta_len])
+        document = _parse_metadata(meta)
     except KnotError as e:
         yield finding(e.code, e.message)
         return None
+    if not has_seal(document):
+        yield finding("missing-digest", f"no `{KEY}` of the metadata: damage to it may not be found")
+    elif not seal_holds(meta.rstrip(b" ")):  # a stale knot pads behind the JSON; the JSON is the same
+        yield finding("bad-metadata", "JSON: bytes differ from those that were encoded, by their own digest")
     payload = layout.payload_offset(meta_len)
     encoder = yield from _check_field(document, "encoder", str)
     source = yield from _check_field(document, "source", dict)

@@ -29,6 +29,7 @@ CODES: dict[str, Code] = {
     "bad-meta-length": Code(ERROR, "encode", "The metadata's length cannot be that of an object, or is over the cap."),
     "bad-json": Code(ERROR, "encode", "The metadata is not one strict JSON object in UTF-8."),
     "duplicate-key": Code(ERROR, "encode", "An object of the metadata names a key twice."),
+    "bad-metadata": Code(ERROR, "encode", "The metadata differs from what was encoded, by its own digest."),
     "stale-layout": Code(ERROR, "repair", "The layout of encoders before 2026-04-25: the payload begins a byte early."),
     "bad-padding": Code(ERROR, "repair", "Bytes between the JSON and the marker that are not NUL, or a padded JSON."),
     "bad-marker": Code(ERROR, "repair", "The byte before the payload is not the codec marker."),
@@ -50,7 +51,7 @@ CODES: dict[str, Code] = {
     "gap": Code(ERROR, "repair", "Bytes between two tensors belong to none."),
     "out-of-order": Code(WARNING, "repair", "Tensors do not lie in the order of use: a phase is not one range."),
     "missing-tensor": Code(ERROR, "encode", "A tensor that the architecture needs is not there."),
-    "missing-digest": Code(WARNING, "repair", "Tensors without a SHA-256, or no digest table: bytes go unchecked."),
+    "missing-digest": Code(WARNING, "repair", "No digest of metadata, tensor or chunks: damage goes unfound."),
     "bad-digest": Code(ERROR, "encode", "A tensor's sha256 is not 64 lower-case hexadecimal digits."),
     "bad-digest-table": Code(
         ERROR, "repair", "The digest table is not the last tensor, or not of the payload's length."

@@ -13,6 +13,7 @@ from knotctl.core.knot.checks import check_header, check_prefix
 from knotctl.core.knot.codes import CODES
 from knotctl.core.knot.config import KnotConfig
 from knotctl.core.knot.entry import KnotHeader, TensorEntry
+from knotctl.core.knot.seal import KEY, seal
 
 __all__ = ["ENCODER", "KnotConfig", "KnotHeader", "TensorEntry", "encode_header", "header_end", "parse_header"]
 
@@ -46,11 +47,12 @@ def encode_header(
 
 
 def frame_metadata(document: Mapping[str, object]) -> bytes:
-    """Return the header of a knot whose JSON is this document, whatever it says.
+    """Return the header of a knot whose JSON is this document, whatever it says, with the digest of its own bytes.
 
     Raises: KnotError `bad-meta-length` where it is over the cap.
     """
-    meta = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    sealed = {**document, KEY: layout.UNKNOWN_SHA256}
+    meta = seal(json.dumps(sealed, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
     if len(meta) > layout.META_CAP:
         raise KnotError("bad-meta-length", f"metadata: expected at most {layout.META_CAP} bytes, found {len(meta)}")
     padding = bytes(layout.align(len(meta)) - layout.JSON_OFFSET - len(meta))

@@ -67,11 +67,22 @@ def test_the_json_is_compact_and_in_the_order_of_the_contract(make_knots: Module
     head = encode_header(CONFIG, [entry], source={}, encoder="knotctl 0")
     text = head[layout.JSON_OFFSET :].rstrip(b"\0\x40").decode()
     assert text.startswith('{"format":"knot","encoder":"knotctl 0","source":{},"config":{"architecture":"mamba",')
+    seal = json.loads(text)["digest"]
     assert text.endswith(
-        f'"tensors":[{{"name":"a","type":"Q4_K","shape":[1,256],"offset":0,"length":144,"sha256":"{DIGEST}"}}]}}'
+        f'"tensors":[{{"name":"a","type":"Q4_K","shape":[1,256],"offset":0,"length":144,"sha256":"{DIGEST}"}}],"digest":"{seal}"}}'
     )
     assert "é" in text
     assert json.loads(text)["config"]["gguf"] == dict(CONFIG.gguf)
+
+
+def test_one_flipped_bit_anywhere_in_the_header_is_refused(make_knots: ModuleType) -> None:
+    data = make_knots.small().build()
+    end = header_end(data, len(data))
+    for at in range(end):
+        for bit in (1 << at % 7, 0x80, 0x20):
+            changed = data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+            with pytest.raises(KnotError):
+                parse_header(changed, len(changed))
 
 
 def test_a_header_over_the_cap_is_not_written() -> None:
