@@ -20,7 +20,10 @@ COMMANDS: dict[str, str] = {
     "verify": "verify:verify",
     "inspect": "inspect:inspect",
     "pull": "pull:pull",
+    "shard-embed": "shard_embed:shard_embed",
     "merge": "merge:merge",
+    "run-station": "run_station:run_station",
+    "generate": "generate:generate",
 }
 
 app = typer.Typer(

@@ -56,3 +56,19 @@ def knot_of(gguf_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
         return done[name]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`tiny("tiny-llama")` is the knot of that fixture, encoded by the code under test."""
+    folder = tmp_path_factory.mktemp("tiny")
+
+    def make(name: str) -> Path:
+        path = folder / f"{name}.knot"
+        if not path.exists():
+            from knotctl.cli import main
+
+            assert main(["encode", str(FIXTURES / f"{name}.gguf"), str(path)]) == 0
+        return path
+
+    return make

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,27 @@ def print_json(document: Any) -> None:
     json.dump(document, sys.stdout, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def read_input(ref: str, cap: int) -> bytes:
+    """Return the bytes of a file, or of stdin where ref is `-`, refused beyond `cap` bytes.
+
+    Raises: SourceError, UsageError too-large.
+    """
+    from knotctl.core.errors import SourceError, UsageError, printable
+
+    name = "stdin" if ref == "-" else printable(ref)
+    try:
+        if ref == "-":
+            data = sys.stdin.buffer.read(cap + 1)
+        else:
+            with Path(ref).open("rb") as file:
+                data = file.read(cap + 1)
+    except (OSError, ValueError) as e:
+        raise SourceError("read-failed", f"{name}: {getattr(e, 'strerror', None) or e}") from e
+    if len(data) > cap:
+        raise UsageError("too-large", f"{name}: expected at most {cap} bytes")
+    return data
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knotctl.commands.console import print_json, say
+from knotctl.commands.console import print_json, read_input, say
 from knotctl.commands.options import Json, MemoryBudget, Model, Threads, budget_bytes, spans, token_ids
 from knotctl.core.errors import UsageError
 from knotctl.core.sizes import format_size
@@ -52,7 +52,6 @@ def generate(
     from knotctl.commands.warming import warm_kernels
     from knotctl.core.engine.session import Engine, EngineSpec
     from knotctl.core.model.budget import Residency
-    from knotctl.core.source.output import read_whole
     from knotctl.core.tokens.chat import encode_chat
     from knotctl.core.tokens.detokenize import Detokenizer
     from knotctl.core.tokens.sampler import SamplingParams
@@ -62,10 +61,10 @@ def generate(
     if residency not in list(Residency):
         raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
     if prompt == "-":
-        prompt = read_whole("-", 16 << 20).decode("utf-8", "surrogateescape")
+        prompt = read_input("-", 16 << 20).decode("utf-8", "surrogateescape")
     params = SamplingParams(
         temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repeat_penalty, seed=seed,
-        logprobs=logprobs,
+        logprobs=logprobs or None,
     )  # fmt: skip
     spec = EngineSpec(
         shards=shards,
@@ -84,9 +83,7 @@ def generate(
         elif chat:
             _, ids = encode_chat(tokenizer, engine.template, [{"role": "user", "content": prompt}])
         else:
-            ids = tokenizer.encode(prompt or "", special=special)
-            if tokenizer.adds_bos and tokenizer.bos_id is not None:
-                ids = [tokenizer.bos_id, *ids]
+            ids = tokenizer.with_bos(tokenizer.encode(prompt or "", special=special))
         stream = engine.submit(ids, params, predict, ignore_stop=ignore_eos)
         detokenizer = Detokenizer(tokenizer)
         text, tops = "", []

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from knotctl.commands.console import print_json, print_table, say
+from knotctl.commands.frames import read_frame, write_frame
 from knotctl.commands.options import Json, MemoryBudget, Model, Threads, budget_bytes
 from knotctl.core.errors import UsageError
 from knotctl.core.sizes import format_size
@@ -52,10 +53,7 @@ def run_station(
     from knotctl.core.model.budget import Residency
     from knotctl.core.model.kv import KvCache
     from knotctl.core.model.station import Station, StationSpec
-    from knotctl.core.source.output import read_whole, write_whole
     from knotctl.core.spans import LayerSpan
-    from knotctl.core.wire.frame import encode_frame, parse_frame
-    from knotctl.core.wire.layout import FILE_LIMITS
 
     started = time.perf_counter()
     if logits not in ("last", "all", "none"):
@@ -64,7 +62,7 @@ def run_station(
         raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
     if json and output == "-":
         raise UsageError("usage", "run-station: --json prints on stdout, so the frame needs -o FILE")
-    frame = parse_frame(read_whole(input), limits=FILE_LIMITS)
+    frame = read_frame(input)
     if threads is not None:
         set_threads(threads)
     with open_knot(knot) as k:
@@ -88,7 +86,7 @@ def run_station(
         warm_kernels()
         out = station.forward(replace(frame, meta=dict(frame.meta) | {"logits": logits}))
         out = replace(out, meta={key: value for key, value in out.meta.items() if key != "logits"})
-        write_whole(output, encode_frame(out))
+        write_frame(output, out)
         if kv is not None:
             station.sessions[frame.segments[0].request_id].save(kv)
     report = {

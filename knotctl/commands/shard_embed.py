@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from knotctl.commands.console import print_json, say
+from knotctl.commands.console import print_json, read_input, say
+from knotctl.commands.frames import write_frame
 from knotctl.commands.options import Json, Model, token_ids
 from knotctl.core.errors import UsageError
 
@@ -41,10 +42,8 @@ def shard_embed(
     """
     from knotctl.core.knot.reader import open_knot
     from knotctl.core.model.embed import Shard, token_frame
-    from knotctl.core.source.output import read_whole, write_whole
     from knotctl.core.spans import VocabSpan
     from knotctl.core.tokens.tokenizer import load_tokenizer
-    from knotctl.core.wire.frame import encode_frame
 
     if [tokens, text, tokens_file].count(None) != 2:
         raise UsageError("usage", "shard-embed: give one of --tokens, --text and --tokens-file")
@@ -60,17 +59,16 @@ def shard_embed(
         if text is not None:
             tokenizer = load_tokenizer(k.tokenizer_keys())
             ids = tokenizer.encode(text, special=special)
-            ids = [tokenizer.bos_id, *ids] if bos and tokenizer.adds_bos and tokenizer.bos_id is not None else ids
+            ids = tokenizer.with_bos(ids) if bos else ids
         else:
             given = (
-                tokens if tokens is not None else read_whole(tokens_file or "-", 64 << 20).decode("ascii", "replace")
+                tokens if tokens is not None else read_input(tokens_file or "-", 64 << 20).decode("ascii", "replace")
             )
             ids = token_ids(given)
         frame = Shard(k, span).embed(token_frame(k.id, ids, position, bytes.fromhex(request.zfill(32))))
-    data = encode_frame(frame)
-    write_whole(output, data)
+    size = write_frame(output, frame)
     owned = sum(end - start for start, end in frame.meta["owned"])
     if json:
-        print_json({"shard": shard, "vocab": [span.start, span.end], "tokens": ids, "owned": owned, "bytes": len(data)})
+        print_json({"shard": shard, "vocab": [span.start, span.end], "tokens": ids, "owned": owned, "bytes": size})
     elif output != "-":
-        say(f"{output}: shard {shard} (ids {span}) owns {owned} of {len(ids)} tokens; {len(data)} bytes")
+        say(f"{output}: shard {shard} (ids {span}) owns {owned} of {len(ids)} tokens; {size} bytes")

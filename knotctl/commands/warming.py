@@ -8,12 +8,12 @@ import time
 def warm_kernels() -> None:
     """Load the compiled kernels; compile them first, with a message and a bar, where this machine has not yet."""
     from knotctl.commands.console import progress, say
-    from knotctl.core.kernels.warm import is_warm, step_count, warm
+    from knotctl.core.kernels.warm import is_warm, steps, warm
 
     if is_warm():
         return
     say("knotctl: compiling kernels for this CPU (once; later starts take them from the cache folder) …")
     started = time.perf_counter()
-    with progress("compile kernels", step_count(), unit="steps") as advance:
+    with progress("compile kernels", steps(), unit="steps") as advance:
         warm(advance)
     say(f"knotctl: kernels compiled in {time.perf_counter() - started:.0f} s")

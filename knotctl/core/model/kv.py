@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from knotctl.core.errors import FormatError, WrongIdentity
-from knotctl.core.source.output import read_whole, replacing
+from knotctl.core.atomic import write_whole
+from knotctl.core.errors import FormatError, SourceError, WrongIdentity
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.residency import Floats
 
@@ -90,10 +90,8 @@ class KvCache:
         """Write the cache to a file, whole or not at all."""
         meta = json.dumps(_identity(self.shape) | {"length": self.length}).encode()
         body = np.ascontiguousarray(self._data[:, :, :, : self.length])
-        with replacing(path) as f:
-            f.write(MAGIC + len(meta).to_bytes(4, "little") + meta)
-            f.write(body.data.cast("B") if body.nbytes else b"")
-            f.write(hashlib.sha256(body.data).digest())
+        raw = body.data.cast("B") if body.nbytes else b""
+        write_whole(path, MAGIC + len(meta).to_bytes(4, "little") + meta, raw, hashlib.sha256(raw).digest())
 
     @classmethod
     def load(cls, path: Path, shape: KvShape) -> KvCache:
@@ -101,7 +99,10 @@ class KvCache:
 
         Raises: FormatError bad-kv-file; WrongIdentity wrong-kv-file; SourceError.
         """
-        data = read_whole(str(path))
+        try:
+            data = path.read_bytes()
+        except OSError as e:
+            raise SourceError("read-failed", f"{path}: {e.strerror}") from e
         meta_length = int.from_bytes(data[4:8], "little")
         broken = FormatError("bad-kv-file", f"{path}: not a KV file, or cut short", hint="remove it and start over")
         if data[:4] != MAGIC or meta_length > META_CAP:
