@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from knotctl.core.atomic import write_whole
-from knotctl.core.errors import FormatError, SourceError, WrongIdentity
+from knotctl.core.errors import FormatError, SourceError, WrongIdentity, printable
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.residency import Floats
 
@@ -115,8 +115,8 @@ class KvCache:
         if meta != _identity(shape):
             raise WrongIdentity(
                 "wrong-kv-file",
-                f"{path}: expected the KV of knot {shape.knot_id} layers {shape.span}, "
-                f"found knot {meta.get('knot_id')} layers {meta.get('layers')}",
+                f"{path}: expected the KV of knot {shape.knot_id} layers {_identity(shape)['layers']}, "
+                f"found knot {printable(meta.get('knot_id'))} layers {printable(meta.get('layers'))}",
                 hint="give each model and span its own --kv file",
             )
         body = data[8 + meta_length : -32]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from knotctl.core.engine.session import Engine, EngineSpec
 from knotctl.core.errors import RequestError, UsageError
 from knotctl.core.model.budget import Residency
@@ -53,7 +54,7 @@ def test_the_way_a_model_is_split_changes_no_token(
 
 
 def test_requests_that_run_together_get_what_each_gets_alone(engine: Engine) -> None:
-    requests = [(PROMPT[i:] + [100 + i], SamplingParams(temperature=0.8, seed=i)) for i in range(5)]
+    requests = [([*PROMPT[i:], 100 + i], SamplingParams(temperature=0.8, seed=i)) for i in range(5)]
     alone = [tokens(engine, params, 30, prompt) for prompt, params in requests]
     streams = [engine.submit(prompt, params, 30, ignore_stop=True) for prompt, params in requests]
     assert [[step.token for step in s] for s in streams] == alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from knotctl.core.kernels.decode import decode_rows
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.config import ModelConfig, model_config
@@ -20,8 +21,8 @@ def forward(knot: Knot, tokens: list[int]) -> np.ndarray:
     x = tensor("token_embd_weight")[tokens]
     factors = tensor("rope_freqs_weight") if knot.has("rope_freqs_weight") else None
     for layer in range(c.n_layers):
-        x = x + attend(c, lambda part, n=layer: tensor(f"blk_{n}_{part}"), lambda part, n=layer: knot.has(f"blk_{n}_{part}"),
-                       x, factors)  # fmt: skip
+        blk = f"blk_{layer}_"
+        x = x + attend(c, lambda part, b=blk: tensor(b + part), lambda part, b=blk: knot.has(b + part), x, factors)
         h = rms(x, tensor(f"blk_{layer}_ffn_norm_weight"), c)
         gate, up = (h @ tensor(f"blk_{layer}_ffn_{p}_weight").T for p in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ tensor(f"blk_{layer}_ffn_down_weight").T

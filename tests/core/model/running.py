@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
+
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import Residency
 from knotctl.core.model.embed import Shard, token_frame
@@ -37,7 +39,7 @@ def run(
     edges = [0, *cuts, knot.header.config.n_layers]
     stations = [
         Station(knot, StationSpec(LayerSpan(a, b), residency, budget, 64, len(tokens), len(tokens)))
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     ]
     out, at = [], 0
     for n in chunks or [len(tokens)]:

@@ -7,6 +7,7 @@ import numpy as np
 import oracle
 import pytest
 from running import TOKENS, embed, run
+
 from knotctl.core.kernels.threads import get_threads, set_threads
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import Residency
