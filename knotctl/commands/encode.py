@@ -50,7 +50,7 @@ def encode(
 
     began = time.monotonic()
     path = Path(dest) if dest else default_destination(src)
-    check_destination(path, force=force)
+    check_destination(path, force=force, src=src)
     with _sigterm_interrupts(), open_gguf(src) as model, progress(path.name, work_bytes(model)) as advance:
         done = encode_model(model, path, force=force, jobs=jobs, vocab_size=vocab_size, advance=advance)
     seconds = time.monotonic() - began

@@ -8,9 +8,11 @@ Source: ggml's gguf specification (docs/gguf.md), versions 2 and 3; cases.md, GG
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NoReturn
+from struct import Struct
+from typing import NamedTuple, NoReturn
 
 from knotctl.core.errors import printable
 from knotctl.core.gguf import limits
@@ -22,6 +24,10 @@ from knotctl.core.qtypes import BY_GGML, REMOVED_GGML, QType
 from knotctl.core.source.base import ByteSource
 
 __all__ = ["GgufFile", "GgufTensor", "GgufValue", "read_gguf"]
+
+_NAME = re.compile(rf"[!-~]{{1,{limits.NAME_CAP}}}")
+# What follows the number of dimensions: the dimensions, u32 type, u64 offset.
+_REST = [Struct(f"<{n}QIQ") for n in range(limits.DIMS_CAP + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,16 @@ class GgufFile:
     size: int
 
 
+class _Info(NamedTuple):
+    """A tensor as the header describes it. Units: at from the file's start, offset from the data's."""
+
+    at: int
+    qtype: QType
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+
 def read_gguf(source: ByteSource) -> GgufFile:
     """Return the validated header of a GGUF, version 2 or 3.
 
@@ -59,11 +75,12 @@ def read_gguf(source: ByteSource) -> GgufFile:
     n_keys = cursor.count("number of keys", limits.KEYS_CAP, limits.MIN_KEY_BYTES)
     metadata = read_metadata(cursor, n_keys)
     alignment = _alignment(cursor, metadata)
-    infos: dict[str, tuple[GgufTensor, int]] = {}
+    infos: dict[str, _Info] = {}
     for i in range(n_tensors):
         _read_info(cursor, infos, f"tensor {i} of {n_tensors}", alignment)
     data_offset = -(-cursor.pos // alignment) * alignment
-    tensors = _placed(cursor, infos, data_offset)
+    tensors = [_placed(cursor, name, info, data_offset) for name, info in infos.items()]
+    _check_overlaps(cursor, tensors)
     return GgufFile(source.name, version, metadata, tensors, alignment, data_offset, source.size)
 
 
@@ -105,72 +122,70 @@ def _alignment(cursor: Cursor, metadata: dict[str, GgufValue]) -> int:
     return n
 
 
-def _read_info(cursor: Cursor, infos: dict[str, tuple[GgufTensor, int]], what: str, alignment: int) -> None:
+def _read_info(cursor: Cursor, infos: dict[str, _Info], what: str, alignment: int) -> None:
     start = cursor.pos
-    name = cursor.string(f"{what}, name", limits.KEY_CAP)
-    if not 0 < len(name) <= limits.NAME_CAP or not all("!" <= c <= "~" for c in name):
+    name = cursor.string(what, limits.KEY_CAP)
+    if not _NAME.fullmatch(name):
         expected = f"1 to {limits.NAME_CAP} printable ASCII characters"
         cursor.fail("bad-tensor-name", start, f"{what}: expected {expected}, found '{printable(name)}'")
     what = f"tensor {name}"
     if name in infos:
-        cursor.fail("duplicate-tensor", start, f"{what}: already described at byte {infos[name][1]}")
-    shape = _read_shape(cursor, what)
-    qtype = _read_qtype(cursor, what)
+        cursor.fail("duplicate-tensor", start, f"{what}: already described at byte {infos[name].at}")
+    dims_at = cursor.pos
+    n_dims = cursor.u32(what)
+    if n_dims > limits.DIMS_CAP:
+        cursor.fail("bad-dims", dims_at, f"{what}: expected at most {limits.DIMS_CAP} dimensions, found {n_dims}")
+    rest = _REST[n_dims]
+    cursor.need(rest.size, what)
+    *dims, kind, offset = rest.unpack_from(cursor.data, cursor.pos)
+    cursor.pos += rest.size
+    shape = _shape(cursor, dims, dims_at + 4, what)
+    if kind not in BY_GGML:
+        _fail_type(cursor, kind, cursor.pos - 12, what)
+    qtype = BY_GGML[kind]
     length = qtype.tensor_bytes(shape)
     if length is None:
         expected = f"rows in whole blocks of {qtype.block} elements for {qtype.name}"
         cursor.fail("off-block-row", start, f"{what}: expected {expected}, found rows of {shape[-1]}")
-    at = cursor.pos
-    offset = cursor.u64(f"{what}, offset")
     if offset % alignment:
-        cursor.fail("unaligned-offset", at, f"{what}: expected an offset that {alignment} divides, found {offset}")
-    infos[name] = GgufTensor(name, qtype, shape, offset, length), start
+        expected = f"an offset that {alignment} divides"
+        cursor.fail("unaligned-offset", cursor.pos - 8, f"{what}: expected {expected}, found {offset}")
+    infos[name] = _Info(start, qtype, shape, offset, length)
 
 
-def _read_shape(cursor: Cursor, what: str) -> tuple[int, ...]:
-    start = cursor.pos
-    n_dims = cursor.u32(f"{what}, number of dimensions")
-    if n_dims > limits.DIMS_CAP:
-        cursor.fail("bad-dims", start, f"{what}: expected at most {limits.DIMS_CAP} dimensions, found {n_dims}")
-    dims = [cursor.u64(f"{what}, dimension {i}") for i in range(n_dims)]
+def _shape(cursor: Cursor, dims: list[int], at: int, what: str) -> tuple[int, ...]:
     elements = 1
     for n in dims:
         if n > limits.ELEMENTS_CAP:
-            cursor.fail("bad-dims", start + 4, f"{what}: expected dimensions from 0, found {n - (1 << 64)}")
+            cursor.fail("bad-dims", at, f"{what}: expected dimensions from 0, found {n - (1 << 64)}")
         # Zero counts as one here, so that an empty tensor cannot hide absurd other dimensions.
         elements *= n or 1
     if elements > limits.ELEMENTS_CAP:
-        cursor.fail("dims-overflow", start + 4, f"{what}: expected less than 2^63 elements, found {elements}")
+        cursor.fail("dims-overflow", at, f"{what}: expected less than 2^63 elements, found {elements}")
     # No dimensions are one element to ggml; one dimension says the same.
     return tuple(reversed(dims)) or (1,)
 
 
-def _read_qtype(cursor: Cursor, what: str) -> QType:
-    start = cursor.pos
-    raw = cursor.u32(f"{what}, type")
-    if raw not in BY_GGML:
-        hint = f"supported: {', '.join(t.name for t in BY_GGML.values())}"
-        if raw in REMOVED_GGML:
-            cursor.fail("removed-type", start, f"{what}: type {raw} is {REMOVED_GGML[raw]}, which ggml removed", hint)
-        cursor.fail("unknown-type", start, f"{what}: expected a type of ggml, found {raw}", hint)
-    return BY_GGML[raw]
+def _fail_type(cursor: Cursor, raw: int, at: int, what: str) -> NoReturn:
+    hint = f"supported: {', '.join(t.name for t in BY_GGML.values())}"
+    if raw in REMOVED_GGML:
+        cursor.fail("removed-type", at, f"{what}: type {raw} is {REMOVED_GGML[raw]}, which ggml removed", hint)
+    cursor.fail("unknown-type", at, f"{what}: expected a type of ggml, found {raw}", hint)
 
 
-def _placed(cursor: Cursor, infos: dict[str, tuple[GgufTensor, int]], data_offset: int) -> list[GgufTensor]:
-    """Return the tensors with absolute offsets, each within the file and none over another."""
-    tensors = []
-    for relative, at in infos.values():
-        t = replace(relative, offset=data_offset + relative.offset)
-        if t.offset + t.length > cursor.size:
-            expected = f"bytes {t.offset} to {t.offset + t.length} within the file"
-            hint = "the file may have been cut short: fetch it again"
-            cursor.fail(
-                "tensor-beyond-file", at, f"tensor {t.name}: expected {expected}, found {cursor.size} bytes", hint
-            )
-        tensors.append(t)
+def _placed(cursor: Cursor, name: str, info: _Info, data_offset: int) -> GgufTensor:
+    """Return a tensor with its absolute offset, within the file."""
+    begin, end = data_offset + info.offset, data_offset + info.offset + info.length
+    if end > cursor.size:
+        found = f"expected bytes {begin} to {end} within the file, found {cursor.size} bytes"
+        hint = "the file may have been cut short: fetch it again"
+        cursor.fail("tensor-beyond-file", info.at, f"tensor {name}: {found}", hint)
+    return GgufTensor(name, info.qtype, info.shape, begin, info.length)
+
+
+def _check_overlaps(cursor: Cursor, tensors: list[GgufTensor]) -> None:
     by_offset = sorted((t for t in tensors if t.length), key=lambda t: t.offset)
     for before, t in pairwise(by_offset):
         end = before.offset + before.length
         if t.offset < end:
             cursor.fail("overlap", t.offset, f"tensor {t.name}: starts inside {before.name}, which ends at {end}")
-    return tensors

@@ -18,10 +18,10 @@ HEADER_CAP: Final = 128 << 20
 KEY_CAP: Final = 65_535
 # Long values are licences, chat templates and embedded tokenizer files; the header has to hold them anyway.
 STRING_CAP: Final = HEADER_CAP
-# Strings of all arrays together: 16 bytes of list and object each would otherwise multiply a header of empty strings.
-STRINGS_CAP: Final = 1 << 22
+# Strings of all arrays together: the largest vocabularies come to 700 thousand with their merges.
+STRINGS_CAP: Final = 1 << 21
 # The largest unmerged mixture of experts has 23 thousand tensors.
-TENSORS_CAP: Final = 1 << 17
+TENSORS_CAP: Final = 1 << 16
 KEYS_CAP: Final = 1 << 16
 ALIGNMENT_CAP: Final = 1 << 20
 # ggml's GGML_MAX_DIMS, and GGML_MAX_NAME less its NUL.

@@ -54,7 +54,7 @@ def encode_gguf(
 
     Raises: GgufError, UsageError, SourceError.
     """
-    check_destination(Path(dest), force=force)
+    check_destination(Path(dest), force=force, src=src)
     with open_gguf(src) as model:
         return encode_model(model, dest, force=force, jobs=jobs, vocab_size=vocab_size, advance=advance)
 

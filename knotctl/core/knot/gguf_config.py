@@ -16,6 +16,7 @@ from knotctl.core.gguf.limits import ValueType
 from knotctl.core.gguf.names import ARCHITECTURES, OUTPUT, TOKEN_EMBD, required_tensors, split_layer
 from knotctl.core.gguf.parts import GgufModel
 from knotctl.core.knot.config import KnotConfig, Scalar
+from knotctl.core.knot.layout import INT_CAP
 
 # llama.cpp's default where a model does not say.
 _ROPE_THETA = 10_000.0
@@ -161,8 +162,9 @@ class _Keys:
             return self.absent(key, "an integer") if default is None else default
         if type(value) is not int:
             return self.wrong_type(key, "an integer")
-        if value < 0 or (value == 0 and default != 0 and self.known):
-            self.fail("bad-value", f"key {key}: expected an integer from 1, found {value}")
+        least = 1 if self.known and default != 0 else 0
+        if not least <= value <= INT_CAP:
+            self.fail("bad-value", f"key {key}: expected an integer from {least} to 2^63-1, found {value}")
         return value
 
     def real(self, name: str, default: float | None = None) -> float:

@@ -45,15 +45,17 @@ class PayloadTensor:
     read_into: Callable[[int, memoryview], None]
 
 
-def check_destination(dest: Path, *, force: bool) -> None:
+def check_destination(dest: Path, *, force: bool, src: str | None = None) -> None:
     """Refuse a destination that cannot or must not be written, before any work. Raises: UsageError, SourceError."""
-    shown = printable(dest)
+    shown = printable(dest, 4096)
     if dest.is_dir() or (dest.exists() and not dest.is_file()):
         raise UsageError("not-a-file", f"{shown}: expected a file's name, found something else of that name")
+    if src is not None and dest.exists() and Path(src).exists() and dest.samefile(src):
+        raise UsageError("same-file", f"{shown}: is the source itself; expected another file's name")
     if dest.exists() and not force:
         raise UsageError("exists", f"{shown}: exists already", hint="--force replaces it")
     if not dest.parent.is_dir():
-        raise SourceError("not-found", f"{printable(dest.parent)}: no such folder")
+        raise SourceError("not-found", f"{printable(dest.parent, 4096)}: no such folder")
 
 
 def write_knot(
@@ -73,7 +75,7 @@ def write_knot(
     check_destination(dest, force=force)
     jobs = jobs or min(os.cpu_count() or 1, _MAX_JOBS)
     with replacing(dest) as file, _Pool(jobs) as pool:
-        header = _Writing(file.fileno(), printable(dest), pool, advance).write(config, payload, source)
+        header = _Writing(file.fileno(), printable(dest, 4096), pool, advance).write(config, payload, source)
         check_destination(dest, force=force)  # which may have come to exist meanwhile
         return header
 
