@@ -90,7 +90,7 @@ def generate(
         for step in stream:
             piece = detokenizer.push(step.token)
             text += piece
-            tops.append([[i, round(p, 6)] for i, p in step.top])
+            tops.append([[i, p] for i, p in step.top])
             if not json:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
