@@ -43,6 +43,7 @@ def encode(
     """
     import time
 
+    from knotctl.core.errors import printable
     from knotctl.core.gguf.parts import open_gguf
     from knotctl.core.knot.from_gguf import default_destination, encode_model, work_bytes
     from knotctl.core.knot.writer import check_destination
@@ -69,16 +70,15 @@ def encode(
         )
         return
     c = done.config
-    print_table(
-        ("knot", str(path)),
-        (
-            ("id", done.knot_id),
-            ("model", f"{c.architecture}, {c.n_layers} layers, hidden {c.hidden_size}, vocabulary {c.vocab_size:,}"),
-            ("tensors", f"{done.tensors:,}, payload at byte {done.payload_offset:,}"),
-            ("types", ", ".join(f"{name} {format_size(size)}" for name, size in done.bytes_by_type.items())),
-            ("size", f"{format_size(done.file_bytes)} ({done.file_bytes:,} bytes) in {seconds:.1f} s"),
-        ),
+    sizes = f"{c.n_layers} layers, hidden {c.hidden_size}, vocabulary {c.vocab_size:,}"
+    rows = (
+        ("id", done.knot_id),
+        ("model", f"{printable(c.architecture)}, {sizes}"),
+        ("tensors", f"{done.tensors:,}, payload at byte {done.payload_offset:,}"),
+        ("types", ", ".join(f"{name} {format_size(size)}" for name, size in done.bytes_by_type.items())),
+        ("size", f"{format_size(done.file_bytes)} ({done.file_bytes:,} bytes) in {seconds:.1f} s"),
     )
+    print_table(("knot", str(path)), rows)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from knotctl.core.errors import printable
 from knotctl.core.gguf.header import GgufTensor
 from knotctl.core.gguf.names import ARCHITECTURES, knot_name, order_key
 from knotctl.core.gguf.parts import PART_NAME, GgufModel, open_gguf
@@ -83,8 +84,8 @@ def encode_model(
         by_type[t.qtype.name] += t.length
     warnings = []
     if config.architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        warnings.append(f"architecture {config.architecture}: knotctl can hold it but not run it; it runs {known}")
+        name, known = printable(config.architecture), ", ".join(ARCHITECTURES)
+        warnings.append(f"architecture {name}: knotctl can hold it but not run it; it runs {known}")
     return EncodeResult(
         path=Path(dest),
         file_bytes=header.file_bytes,

@@ -52,13 +52,13 @@ def plain_value(model: GgufModel, key: str) -> object:
 
 def _finite(model: GgufModel, key: str, value: Scalar) -> Scalar:
     if isinstance(value, float) and not math.isfinite(value):
-        fail(model, "non-finite-value", f"key {printable(key)}: expected finite numbers, found {value}")
+        fail(model, "non-finite-value", f"key {key}: expected finite numbers, found {value}")
     return value
 
 
 def fail(model: GgufModel, code: str, what: str, hint: str | None = None) -> NoReturn:
-    """Raise the error that a model's file is at fault for."""
-    raise GgufError(code, f"{printable(model.name)}: {what}", hint=hint)
+    """Raise the error that a model's file is at fault for; what it says of itself is shown escaped."""
+    raise GgufError(code, printable(f"{model.name}: {what}", 4096), hint=hint)
 
 
 class _Keys:
