@@ -34,4 +34,9 @@ def _summary(result: Verification) -> str:
         return f"FAILED, {errors} {'error' if errors == 1 else 'errors'}"
     assert result.header is not None  # a header that cannot be made out is an error
     what = f"{len(result.header.tensors)} tensors, {format_size(result.file_bytes)}, knot_id {result.knot_id}"
-    return f"ok, {what}; structure checked, payload bytes not read"
+    if result.data_bytes is None:
+        return f"ok, {what}; structure checked, payload bytes not read"
+    if not result.data_bytes:
+        return f"ok, {what}; payload read, but there were no digests to compare with"
+    share = result.data_bytes / max(result.payload_bytes or 0, 1)
+    return f"ok, {what}; {format_size(result.data_bytes)} of payload ({share:.0%}) as they were encoded"

@@ -60,6 +60,7 @@ CODES: dict[str, Code] = {
     "bad-tokenizer": Code(ERROR, "encode", "The tokenizer cannot be unpacked, or does not fit the config."),
     "non-finite-scale": Code(ERROR, "encode", "A block's scale is NaN or infinite."),
     "insane-scale": Code(ERROR, "encode", "A block's scale is absurdly large: the symptom of a shifted payload."),
+    "all-zero": Code(ERROR, "encode", "Every element of a matrix is zero: its bytes were lost."),
     "source-mismatch": Code(ERROR, "encode", "The knot is not an encoding of that GGUF."),
 }
 

@@ -1,6 +1,6 @@
 """Verification of a knot: collects all that is wrong with it, changes nothing.
 
-Structure is told by the header and the file's size alone.
+Structure is told by the header and the file's size alone; the payload is read on request.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,12 @@ from knotctl.core.knot.checks import check_header
 from knotctl.core.knot.codes import CODES
 from knotctl.core.knot.entry import KnotHeader
 from knotctl.core.knot.header import header_end
-from knotctl.core.knot.layout import PROBE_BYTES
+from knotctl.core.knot.layout import PROBE_BYTES, TOKENIZER_TENSOR
+from knotctl.core.knot.subset import Subset
 from knotctl.core.knot.whole import verify_whole
 from knotctl.core.source.base import ByteSource
+
+Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 # Findings of one code beyond this many are counted, not listed: a header of a million broken entries stays readable.
 LISTED_PER_CODE = 100
@@ -37,7 +41,7 @@ class Verification:
     knot_id: str | None  # None where the header has an error
     findings: tuple[Finding, ...]
     unlisted: int  # findings beyond LISTED_PER_CODE of their code
-    data_bytes: int  # payload bytes that were read and compared with a digest
+    data_bytes: int | None  # payload bytes that were read and compared with a digest; None where none were to be read
 
     @property
     def ok(self) -> bool:
@@ -78,6 +82,10 @@ class _Collector:
         self.findings: list[Finding] = []
         self.errors = 0
 
+    def extend(self, found: Iterable[Finding]) -> None:
+        for f in found:
+            self.add(f)
+
     def add(self, found: Finding) -> None:
         self.counts[found.code] += 1
         self.errors += found.severity is Severity.ERROR
@@ -86,20 +94,54 @@ class _Collector:
             self.findings.append(dataclasses.replace(found, repair=repair))
 
 
-def verify_knot(source: ByteSource, ref: str | None = None) -> Verification:
+def verify_knot(
+    source: ByteSource,
+    ref: str | None = None,
+    *,
+    read_data: bool = False,
+    subset: Subset | None = None,
+    progress: Progress = lambda _: nullcontext(lambda _: None),
+) -> Verification:
     """Return all that is wrong with the knot in an open source; `ref` is what its user calls it, for repair commands.
+
+    With `read_data` the payload is read too, the whole or a subset, unless the header has an error: offsets of a wrong
+    header accuse sound bytes. `progress` is entered with the bytes to read and yields what is told of each step.
 
     Raises: SourceError where bytes cannot be had; what they say is never raised.
     """
     ref = source.name if ref is None else ref
     collector = _Collector(ref)
     header = _collect(check_header(_read_header(source), source.size), collector)
-    knot_id = header.knot_id if header is not None and not collector.errors else None
+    sound = header is not None and not collector.errors
+    checked = None
     if header is not None:
-        for found in verify_whole(header):
-            collector.add(found)
-    unlisted = collector.counts.total() - len(collector.findings)
-    return Verification(ref, source.size, header, knot_id, tuple(collector.findings), unlisted, data_bytes=0)
+        collector.extend(verify_whole(header))
+    if header is not None and sound and read_data:
+        checked = _verify_data(source, header, subset, progress, collector)
+    return Verification(
+        path=ref,
+        file_bytes=source.size,
+        header=header,
+        knot_id=header.knot_id if header is not None and sound else None,
+        findings=tuple(collector.findings),
+        unlisted=collector.counts.total() - len(collector.findings),
+        data_bytes=checked,
+    )
+
+
+def _verify_data(
+    source: ByteSource, header: KnotHeader, subset: Subset | None, progress: Progress, collector: _Collector
+) -> int:
+    # numpy comes with it, which a check of structure does without
+    from knotctl.core.knot.data import check_data, data_bytes
+    from knotctl.core.knot.text import verify_tokenizer
+
+    with progress(data_bytes(header, subset)) as advance:
+        data = check_data(source, header, subset=subset, advance=advance)
+    collector.extend(data.findings)
+    if not any(f.tensor == TOKENIZER_TENSOR for f in data.findings):
+        collector.extend(verify_tokenizer(source, header))
+    return data.checked
 
 
 def _collect(steps: Generator[Finding, None, KnotHeader | None], collector: _Collector) -> KnotHeader | None:

@@ -16,7 +16,7 @@ from knotctl.core.knot.verify import Verification
 
 KNOTS = Path(__file__).parents[3] / "fixtures" / "knots"
 # Found in the payload's bytes, or in another file, not in the header.
-DATA_CODES = {"digest-mismatch", "bad-tokenizer", "non-finite-scale", "insane-scale"}
+DATA_CODES = {"digest-mismatch", "bad-tokenizer", "non-finite-scale", "insane-scale", "all-zero"}
 OTHER_FILE = {"source-mismatch"}
 # Asked by verify and by whoever runs the model: a reader of one tensor needs no whole model.
 VERIFY_ONLY = {"missing-tensor"}
@@ -46,11 +46,30 @@ def test_the_broken_knot_is_found_broken_in_this_way_only(code: str, verified: V
         assert (f.repair is not None) == bool(CODES[code].mend)
 
 
+@pytest.mark.parametrize("code", sorted(DATA_CODES))
+def test_what_is_wrong_with_the_payload_is_found_by_reading_it_only(code: str, verified: Verify) -> None:
+    data = (KNOTS / f"{code}.knot").read_bytes()
+    assert verified(data).findings == ()
+    result = verified(data, read_data=True)
+    assert [f.code for f in result.findings] == [code]
+    assert not result.ok
+    (found,) = result.findings
+    assert found.tensor == ("knot_tokenizer" if code == "bad-tokenizer" else "blk_0_ffn_up_weight")
+    assert found.offset is not None
+
+
 @pytest.mark.parametrize("code", list(CODES))
 def test_nothing_is_found_in_its_twin(code: str, make_knots: ModuleType, verified: Verify) -> None:
-    result = verified(make_knots.TWINS.get(code, lambda: make_knots.small().build())())
+    result = verified(make_knots.TWINS.get(code, lambda: make_knots.small().build())(), read_data=True)
     assert result.findings == ()
     assert result.ok
+    assert result.data_bytes == result.payload_bytes
+
+
+def test_a_broken_header_keeps_the_payload_unread(verified: Verify) -> None:
+    result = verified((KNOTS / "stale-layout.knot").read_bytes(), read_data=True)
+    assert [f.code for f in result.findings] == ["stale-layout"]
+    assert result.data_bytes is None
 
 
 @pytest.mark.parametrize("code", [c for c in HEADER_CODES if CODES[c].severity is Severity.ERROR])
