@@ -1,4 +1,4 @@
-"""How close the engine comes to an independent float32 forward pass on the real models, against llama.cpp's distance."""
+"""How close the engine comes to an independent float32 forward pass on the real models, and llama.cpp with it."""
 
 from __future__ import annotations
 
