@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knotctl.core.kernels.functions import exp
-from knotctl.core.kernels.jit import inner, kernel
-from knotctl.core.kernels.quantize import address
+from knotctl.core.kernels.jit import Kernel, inner
+from knotctl.core.kernels.lanes import largest, total
+from knotctl.core.kernels.machine import arguments
+from knotctl.core.kernels.quantize import address, float_bits
 from knotctl.core.kernels.simd import (
     add,
     div,
+    float_of,
     larger,
-    largest,
     load_f32,
     load_f32x16,
     load_first_f32x16,
@@ -29,10 +31,9 @@ from knotctl.core.kernels.simd import (
     store_f32x16,
     store_first_f32x16,
     sub,
-    total,
     zero_f32x16,
 )
-from knotctl.core.kernels.threads import get_threads, run
+from knotctl.core.kernels.threads import run
 
 
 @inner
@@ -65,9 +66,11 @@ def _softmax(scores, n):
     return total(acc)
 
 
-@kernel("void(" + "int64, " * 9 + "float32, int64, int64, int64, int64, int64)")
-def _attention(q, k, v, out, heads, group, dim, capacity, position, scale, scores, scores_stride, part, begin, end):
-    scores += part * scores_stride
+@Kernel
+def attention_heads(args, scores, begin, end):
+    """Units are heads of tokens."""
+    q, k, v, out, heads, group, dim, capacity, position, scale_bits = arguments(args, 10)
+    scale = float_of(np.uint32(scale_bits))
     whole = dim // 16 * 16
     rest = dim - whole
     for unit in range(begin, end):
@@ -101,11 +104,10 @@ def attention(
     """
     tokens, heads, dim = q.shape
     kv_heads, capacity, _ = k.shape
-    scores = np.empty((get_threads(), (position + tokens + 15) // 16 * 16), np.float32)
-    scale = np.float32(1 / math.sqrt(dim))
     arrays = address(q), address(k), address(v), address(out)
-    shape = heads, heads // kv_heads, dim, capacity, position
-    run(_attention, tokens * heads, *arrays, *shape, scale, address(scores), scores.strides[0])
+    shape = heads, heads // kv_heads, dim, capacity, position, float_bits(1 / math.sqrt(dim))
+    scores = 4 * (-(-(position + tokens) // 16) * 16)
+    run(attention_heads, tokens * heads, 1, (*arrays, *shape), scores)
 
 
 def store_kv(

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knotctl.core.kernels.functions import exp
-from knotctl.core.kernels.jit import inner, kernel
+from knotctl.core.kernels.jit import Kernel, inner
+from knotctl.core.kernels.machine import arguments
 from knotctl.core.kernels.quantize import address
-from knotctl.core.kernels.simd import (
-    add as plus,
-)
+from knotctl.core.kernels.simd import add as plus
 from knotctl.core.kernels.simd import (
     div,
     load_f32x16,
@@ -34,8 +33,10 @@ def _gated(gate, up):
     return mul(div(gate, plus(splat_f32x16(np.float32(1)), e)), up)
 
 
-@kernel("void(int64, int64, int64, int64, int64, int64, int64)")
-def _swiglu(gate, up, out, size, part, begin, end):
+@Kernel
+def swiglu_chunks(args, scratch, begin, end):
+    """Units are chunks."""
+    gate, up, out, size = arguments(args, 4)
     first, last = _CHUNK * begin, min(_CHUNK * end, size)
     whole = last - (last - first) % 16
     for i in range(first, whole, 16):
@@ -44,8 +45,10 @@ def _swiglu(gate, up, out, size, part, begin, end):
     store_first_f32x16(out + i, _gated(load_first_f32x16(gate + i, rest), load_first_f32x16(up + i, rest)), rest)
 
 
-@kernel("void(int64, int64, int64, int64, int64, int64)")
-def _add_rows(x, y, period, part, begin, end):
+@Kernel
+def add_rows(args, scratch, begin, end):
+    """Units are rows; each has y added."""
+    x, y, period = arguments(args, 3)
     whole = period // 16 * 16
     rest = period - whole
     for t in range(begin, end):
@@ -61,7 +64,7 @@ def swiglu(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.f
 
     Shapes: f32, equal and contiguous.
     """
-    run(_swiglu, -(-gate.size // _CHUNK), address(gate), address(up), address(out), gate.size, grain=8)
+    run(swiglu_chunks, -(-gate.size // _CHUNK), 8, (address(gate), address(up), address(out), gate.size))
 
 
 def add(x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
@@ -71,4 +74,4 @@ def add(x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
 
 def add_bias(x: NDArray[np.float32], bias: NDArray[np.float32]) -> None:
     """Add a bias to every row in place. Shapes: x f32[T, N] contiguous, bias f32[N]."""
-    run(_add_rows, len(x), address(x), address(bias), bias.size, grain=64)
+    run(add_rows, len(x), 64, (address(x), address(bias), bias.size))

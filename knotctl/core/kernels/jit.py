@@ -7,9 +7,9 @@ the folder's name therefore holds a digest of all kernel sources, of the CPU and
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,69 +17,85 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 import numba
-from numba import njit
+from numba import cfunc, njit
 from numba.core import config as numba_config
+
+from knotctl.core.caches import cache_folder
+from knotctl.core.kernels.levels import LEVEL
 
 config: Any = numba_config  # its members are set at run time
 
 # No fast-math, and numpy's error model: a division by zero is an infinity, not an exception that costs a branch.
-OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
+OPTIONS: dict[str, Any] = {"boundscheck": False, "error_model": "numpy"}
 
 KERNELS: list[Kernel] = []
 _compiling = threading.RLock()
 
 
 @cache
-def cache_folder() -> Path:
-    """Return the folder of this CPU's compiled kernels, under the user's cache directory."""
+def kernel_folder() -> Path:
+    """Return the folder of this CPU's compiled kernels, in the user's cache folder. Raises: SourceError."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    for fact in (
-        llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), numba.__version__, llvmlite.__version__,
-    ):  # fmt: skip
+        # numba asks for the same path and time of change too, so what it would compile again has another folder.
+        digest.update(f"{source}\0{source.stat().st_mtime_ns}\0".encode() + source.read_bytes())
+    for fact in (LEVEL, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), numba.__version__,
+                 llvmlite.__version__):  # fmt: skip
         digest.update(fact.encode() + b"\0")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return base / "knotctl" / "kernels" / digest.hexdigest()[:16]
+    return cache_folder("kernels", digest.hexdigest()[:16])
+
+
+@contextmanager
+def _our_cache() -> Iterator[None]:
+    # numba reads the folder when a function is decorated; other users of numba in this process keep theirs.
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(kernel_folder())
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
 
 
 class Kernel:
-    """A function that is compiled, or loaded from the cache, the first time it is called; a GIL-free leaf.
+    """A function of (args, scratch, begin, end) over addresses and units, run by threads.py on every thread.
 
-    A call with other argument types is a TypeError rather than a silent second compilation.
+    It is compiled to a C function, or loaded from the cache, when its address is first asked for.
     """
 
-    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.name = function.__name__
-        self.signature = signature
-        # numba reads the folder when a function is decorated; other users of numba in this process keep theirs.
-        before = config.CACHE_DIR
-        config.CACHE_DIR = str(cache_folder())
-        try:
-            self.dispatcher = njit(function, cache=True, **OPTIONS)
-        finally:
-            config.CACHE_DIR = before
-        self.ready = False
+        self._function = function
+        self._compiled: Any = None
         KERNELS.append(self)
 
-    def compile(self) -> None:
-        """Make the kernel callable without delay."""
-        with _compiling:
-            if not self.ready:
-                self.dispatcher.compile(self.signature)
-                self.dispatcher.disable_compile()
-                self.ready = True
-
-    def __call__(self, *args: Any) -> Any:
-        """Run the kernel."""
-        if not self.ready:
-            self.compile()
-        return self.dispatcher(*args)
+    @property
+    def address(self) -> int:
+        """Return the address of the compiled function."""
+        if self._compiled is None:
+            with _compiling, _our_cache():
+                self._compiled = cfunc("void(int64, int64, int64, int64)", cache=True, **OPTIONS)(self._function)
+        return int(self._compiled.address)
 
 
-def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """Return a decorator that makes a function a Kernel of this numba signature."""
-    return lambda function: Kernel(function, signature)
+class Entry:
+    """A function that Python calls, compiled with this one signature and GIL-free."""
+
+    def __init__(self, signature: str, function: Callable[..., Any]) -> None:
+        self._signature = signature
+        self._function = function
+        self._compiled: Any = None
+
+    def get(self) -> Callable[..., Any]:
+        """Return the compiled function; a call with other argument types is a TypeError, no silent compilation."""
+        if self._compiled is None:
+            with _compiling, _our_cache():
+                self._compiled = njit(self._signature, cache=True, nogil=True, **OPTIONS)(self._function)
+        return self._compiled
+
+
+def entry(signature: str) -> Callable[[Callable[..., Any]], Entry]:
+    """Return a decorator that makes a function an Entry."""
+    return lambda function: Entry(signature, function)
 
 
 # A function that kernels call: compiled into each of them.

@@ -8,24 +8,29 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from knotctl.core.kernels.jit import kernel
-from knotctl.core.kernels.quantize import address
+from knotctl.core.kernels.jit import Kernel
+from knotctl.core.kernels.lanes import total
+from knotctl.core.kernels.machine import arguments
+from knotctl.core.kernels.quantize import address, float_bits
 from knotctl.core.kernels.simd import (
     add,
+    float_of,
     load_f32x16,
     load_first_f32x16,
     mul,
     splat_f32x16,
     store_f32x16,
     store_first_f32x16,
-    total,
     zero_f32x16,
 )
 from knotctl.core.kernels.threads import run
 
 
-@kernel("void(int64, int64, float32, int64, int64, int64, int64, int64)")
-def _rms_norm(x, weight, eps, out, columns, part, begin, end):
+@Kernel
+def rms_norm_rows(args, scratch, begin, end):
+    """Units are rows."""
+    x, weight, eps_bits, out, columns = arguments(args, 5)
+    eps = float_of(np.uint32(eps_bits))
     whole = columns // 16 * 16
     rest = columns - whole
     for t in range(begin, end):
@@ -50,4 +55,5 @@ def rms_norm(x: NDArray[np.float32], weight: NDArray[np.float32], eps: float, ou
     Shapes: x, out f32[..., K] contiguous (any leading dimensions: heads too), weight f32[K].
     """
     columns = weight.size
-    run(_rms_norm, x.size // columns, address(x), address(weight), np.float32(eps), address(out), columns, grain=8)
+    places = address(x), address(weight), float_bits(eps), address(out)
+    run(rms_norm_rows, x.size // columns, 8, (*places, columns))

@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knotctl.core.kernels.functions import cosine_and_sine
-from knotctl.core.kernels.jit import kernel
+from knotctl.core.kernels.jit import Kernel
+from knotctl.core.kernels.machine import arguments
 from knotctl.core.kernels.quantize import address
 from knotctl.core.kernels.simd import load_f32, load_i64, store_f32
 from knotctl.core.kernels.threads import run
 
 
-@kernel("void(int64, int64, int64, int64, int64, int64, boolean, int64, int64, int64)")
-def _rope(x, positions, inv_freq, heads, head_dim, pairs, interleaved, part, begin, end):
+@Kernel
+def rope_rows(args, scratch, begin, end):
+    """Units are tokens."""
+    x, positions, inv_freq, heads, head_dim, pairs, interleaved = arguments(args, 7)
     for t in range(begin, end):
         position = np.float64(load_i64(positions + 8 * t))
         row = x + 4 * t * heads * head_dim
@@ -42,4 +45,5 @@ def rope(
     """
     tokens, heads, head_dim = x.shape
     pairs = inv_freq.size
-    run(_rope, tokens, address(x), address(positions), address(inv_freq), heads, head_dim, pairs, interleaved, grain=4)
+    places = address(x), address(positions), address(inv_freq)
+    run(rope_rows, tokens, 4, (*places, heads, head_dim, pairs, int(interleaved)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from knotctl.core.kernels import attention, elementwise, matmul, norm, quantize, rope
-from knotctl.core.kernels.jit import KERNELS, cache_folder
+from knotctl.core.kernels import attention, elementwise, floats, matmul, norm, quantize, rope
+from knotctl.core.kernels.jit import KERNELS, kernel_folder
 
 __all__ = ["is_warm", "steps", "warm"]
-_OWNERS = (attention, elementwise, matmul, norm, quantize, rope)  # importing them is what fills KERNELS
+_OWNERS = (attention, elementwise, floats, matmul, norm, quantize, rope)  # importing them is what fills KERNELS
 
 
 def steps() -> int:
@@ -18,14 +18,12 @@ def steps() -> int:
 
 def is_warm() -> bool:
     """Return whether every kernel of this version has been compiled for this CPU before."""
-    return (cache_folder() / "complete").exists()
+    return (kernel_folder() / "complete").exists()
 
 
 def warm(advance: Callable[[int], None] = lambda _: None) -> None:
     """Compile every kernel, or load it from the cache; afterwards none is compiled in this process or a later one."""
     for kernel in KERNELS:
-        kernel.compile()
+        assert kernel.address
         advance(1)
-    folder = cache_folder()
-    if folder.is_dir():
-        (folder / "complete").touch()
+    (kernel_folder() / "complete").touch()
