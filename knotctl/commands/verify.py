@@ -29,6 +29,9 @@ def verify(
         str | None,
         typer.Option(metavar="PART", help="Read only a part: slice 2/10, or 10% or 1GiB drawn at random."),
     ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="GGUF", help="Prove that the one knot is this model, byte for byte.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document; the same as --format json.")] = False,
 ) -> int:
     """Check knots and report every defect, with its place and the command that mends it.
@@ -42,6 +45,7 @@ def verify(
     Examples:
     $ knotctl verify model.knot
     $ knotctl verify --read-data --subset 3/10 model.knot
+    $ knotctl verify --against model.gguf model.knot
     $ knotctl verify --json 'models/*.knot' | jq '.[] | select(.ok | not) | .path'
     """
     from knotctl.commands.verify_formats import text_lines
@@ -53,12 +57,15 @@ def verify(
         raise UsageError("usage", "--subset: expected --read-data beside it")
     part = None if subset is None else Subset.parse(subset)
     as_json = json or format is Format.JSON
+    refs = expand_refs(knots)
+    if against is not None and len(refs) != 1:
+        raise UsageError("usage", f"--against: expected one knot beside it, found {len(refs)}")
     results = []
-    for ref in expand_refs(knots):
+    for ref in refs:
         source = open_source(ref)
         try:
             bar = partial(progress, f"verify {printable(ref, 40)}")
-            results.append(verify_knot(source, ref, read_data=read_data, subset=part, progress=bar))
+            results.append(verify_knot(source, ref, read_data=read_data, subset=part, against=against, progress=bar))
         finally:
             source.close()
         if not as_json:

@@ -41,6 +41,7 @@ class Verification:
     knot_id: str | None  # None where the header has an error
     findings: tuple[Finding, ...]
     unlisted: int  # findings beyond LISTED_PER_CODE of their code
+    against: str | None  # the GGUF that the knot was compared with
     data_bytes: int | None  # payload bytes that were read and compared with a digest; None where none were to be read
 
     @property
@@ -64,6 +65,7 @@ class Verification:
             "payload_bytes": self.payload_bytes,
             "file_bytes": self.file_bytes,
             "data_bytes": self.data_bytes,
+            "against": self.against,
             "findings": [dataclasses.asdict(f) for f in self.findings],
             "unlisted": self.unlisted,
         }
@@ -72,11 +74,11 @@ class Verification:
 class _Collector:
     """Findings with their repair command; of each code as many as are listed."""
 
-    def __init__(self, ref: str) -> None:
+    def __init__(self, ref: str, gguf: str | None) -> None:
         quoted = shlex.quote(ref)
         self.commands = {
             "repair": f"knotctl repair {quoted} OUT.knot",
-            "encode": f"knotctl encode MODEL.gguf {quoted} --force",
+            "encode": f"knotctl encode {shlex.quote(gguf) if gguf else 'MODEL.gguf'} {quoted} --force",
         }
         self.counts: Counter[str] = Counter()
         self.findings: list[Finding] = []
@@ -100,17 +102,19 @@ def verify_knot(
     *,
     read_data: bool = False,
     subset: Subset | None = None,
+    against: str | None = None,
     progress: Progress = lambda _: nullcontext(lambda _: None),
 ) -> Verification:
     """Return all that is wrong with the knot in an open source; `ref` is what its user calls it, for repair commands.
 
-    With `read_data` the payload is read too, the whole or a subset, unless the header has an error: offsets of a wrong
-    header accuse sound bytes. `progress` is entered with the bytes to read and yields what is told of each step.
+    With `read_data` the payload is read too, the whole or a subset; `against` names the GGUF that the knot is to be an
+    encoding of. Neither where the header has an error: offsets of a wrong header accuse sound bytes. `progress` is
+    entered with the bytes to read and yields what is told of each step.
 
     Raises: SourceError where bytes cannot be had; what they say is never raised.
     """
     ref = source.name if ref is None else ref
-    collector = _Collector(ref)
+    collector = _Collector(ref, against)
     header = _collect(check_header(_read_header(source), source.size), collector)
     sound = header is not None and not collector.errors
     checked = None
@@ -118,6 +122,8 @@ def verify_knot(
         collector.extend(verify_whole(header))
     if header is not None and sound and read_data:
         checked = _verify_data(source, header, subset, progress, collector)
+    if header is not None and sound and against is not None:
+        _verify_against(source, header, against, progress, collector)
     return Verification(
         path=ref,
         file_bytes=source.size,
@@ -125,6 +131,7 @@ def verify_knot(
         knot_id=header.knot_id if header is not None and sound else None,
         findings=tuple(collector.findings),
         unlisted=collector.counts.total() - len(collector.findings),
+        against=against if sound else None,
         data_bytes=checked,
     )
 
@@ -142,6 +149,16 @@ def _verify_data(
     if not any(f.tensor == TOKENIZER_TENSOR for f in data.findings):
         collector.extend(verify_tokenizer(source, header))
     return data.checked
+
+
+def _verify_against(
+    source: ByteSource, header: KnotHeader, gguf: str, progress: Progress, collector: _Collector
+) -> None:
+    from knotctl.core.gguf.parts import open_gguf
+    from knotctl.core.knot.against import verify_against
+
+    with open_gguf(gguf) as model, progress(model.tensor_bytes) as advance:
+        collector.extend(verify_against(source, header, model, advance))
 
 
 def _collect(steps: Generator[Finding, None, KnotHeader | None], collector: _Collector) -> KnotHeader | None:
