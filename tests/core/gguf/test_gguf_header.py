@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_what_is_almost_broken_is_read(twin: str) -> None:
 def test_every_code_has_a_case() -> None:
     assert set(make_ggufs.PARSE) == set(FORMAT_CODES) - ELSEWHERE
     assert set(make_ggufs.MODEL) == set(MODEL_CODES) - ELSEWHERE | {"duplicate-tensor"}
+
+
+def test_every_code_that_is_raised_has_a_meaning() -> None:
+    core = Path(cursor.__file__).parent.parent
+    files = [*(core / "gguf").glob("*.py"), core / "knot" / "gguf_config.py", core / "knot" / "from_gguf.py"]
+    raised = {code for f in files for code in re.findall(r'fail\((?:[\w.]+, )?\s*"([a-z0-9-]+)"', f.read_text())}
+    raised |= {"bad-split"}  # the default of parts._fail
+    assert raised == set(FORMAT_CODES) | set(MODEL_CODES)
 
 
 def test_fixtures_are_what_the_script_makes() -> None:
