@@ -163,7 +163,13 @@ class _Completions:
         head.check_model(wanted.model)
         ids = await prompt_ids(engine, wanted)
         form = ReplyFormat(self._chat, engine.model_name, engine.knot_id, wanted.logprobs is not None)
-        async with Generation(engine, ids, wanted, receive, head.metrics) as generation:
+        try:
+            started = Generation(engine, ids, wanted, receive, head.metrics)
+        except RequestError as e:
+            # The engine knows token ids only, not which field they came from.
+            e.param = e.param and ("messages" if self._chat else "prompt")
+            raise
+        async with started as generation:
             if wanted.stream:
                 await _stream(generation, form, wanted, scope, send)
                 return

@@ -51,6 +51,7 @@ CHAT_REFUSED = [
         "messages[0].content[1]",
     ),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "invalid_type", "messages[0].content[0].text"),
+    ("messages", [{"role": "user", "content": "a", "name": 5}], "invalid_type", "messages[0].name"),
     ("messages", [{"role": "user", "content": "a", "cache": 1}], "unknown_parameter", "messages[0].cache"),
     *[("max_tokens", v, "invalid_value", None) for v in (-1, 0)],
     *[("max_tokens", v, "invalid_type", None) for v in (1.5, True, "5", [])],
@@ -157,8 +158,8 @@ def test_defaults_are_openai_s() -> None:
 
 def test_content_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    request = chat(messages=[{"role": "developer", "content": parts, "name": "n"}, *HELLO])
-    assert request.messages == [{"role": "system", "content": "ab"}, *HELLO]
+    request = chat(messages=[{"role": "developer", "content": parts, "name": "n", "tool_calls": []}, *HELLO])
+    assert request.messages == [{"role": "system", "content": "ab", "name": "n"}, *HELLO]
 
 
 @pytest.mark.parametrize(
