@@ -25,6 +25,7 @@ from knotctl.core.kernels.machine import arguments
 from knotctl.core.kernels.quantize import Activations, activation_kind, address, quantize
 from knotctl.core.kernels.threads import get_threads, run
 from knotctl.core.kernels.tiles import (
+    D32,
     SCRATCH_BYTES,
     SUMS,
     TOKENS,
@@ -107,10 +108,12 @@ def q4_0(args, scratch, begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
-        for b in range(blocks):
-            u = b * all_tokens
-            unpack_q4_0(at + 18 * b, stride, scratch, ahead + 16 * 18 * b)
-            multiply_32(scratch, tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 8, False)
+        for b in range(0, blocks, 8):
+            n, u = min(8, blocks - b), b * all_tokens
+            for i in range(n):
+                to, k = scratch + 512 * i, 18 * (b + i)
+                unpack_q4_0(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
+            multiply_32(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 8, False)
         write_sums(f, tokens, out + 4 * r, width)
 
 
@@ -122,10 +125,12 @@ def q4_1(args, scratch, begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
-        for b in range(blocks):
-            u = b * all_tokens
-            unpack_q4_1(at + 20 * b, stride, scratch, ahead + 16 * 20 * b)
-            multiply_32_m(scratch, tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f)
+        for b in range(0, blocks, 8):
+            n, u = min(8, blocks - b), b * all_tokens
+            for i in range(n):
+                to, k = scratch + 512 * i, 20 * (b + i)
+                unpack_q4_1(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
+            multiply_32_m(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f)
         write_sums(f, tokens, out + 4 * r, width)
 
 
@@ -137,10 +142,12 @@ def q5_0(args, scratch, begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
-        for b in range(blocks):
-            u = b * all_tokens
-            unpack_q5_0(at + 22 * b, stride, scratch, ahead + 16 * 22 * b)
-            multiply_32(scratch, tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 16, False)
+        for b in range(0, blocks, 8):
+            n, u = min(8, blocks - b), b * all_tokens
+            for i in range(n):
+                to, k = scratch + 512 * i, 22 * (b + i)
+                unpack_q5_0(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
+            multiply_32(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 16, False)
         write_sums(f, tokens, out + 4 * r, width)
 
 
@@ -152,10 +159,12 @@ def q5_1(args, scratch, begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
-        for b in range(blocks):
-            u = b * all_tokens
-            unpack_q5_1(at + 24 * b, stride, scratch, ahead + 16 * 24 * b)
-            multiply_32_m(scratch, tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f)
+        for b in range(0, blocks, 8):
+            n, u = min(8, blocks - b), b * all_tokens
+            for i in range(n):
+                to, k = scratch + 512 * i, 24 * (b + i)
+                unpack_q5_1(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
+            multiply_32_m(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f)
         write_sums(f, tokens, out + 4 * r, width)
 
 
@@ -167,10 +176,12 @@ def q8_0(args, scratch, begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
-        for b in range(blocks):
-            u = b * all_tokens
-            unpack_q8_0(at + 34 * b, stride, scratch, ahead + 16 * 34 * b)
-            multiply_32(scratch, tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 128, True)
+        for b in range(0, blocks, 8):
+            n, u = min(8, blocks - b), b * all_tokens
+            for i in range(n):
+                to, k = scratch + 512 * i, 34 * (b + i)
+                unpack_q8_0(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
+            multiply_32(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 128, True)
         write_sums(f, tokens, out + 4 * r, width)
 
 

@@ -41,6 +41,8 @@ from knotctl.core.kernels.simd import (
 )
 
 SCALES, MINS, D, M, SUMS = 4096, 5120, 5376, 5440, 5504
+# Eight blocks of a 32-element type lie where one of 256 does; d and m of each in place of the scales.
+D32, M32 = 4096, 4608
 # Tokens at a time: their sums (32 KiB) and the activations of a block (128 KiB) stay in the second-level cache.
 TOKENS = 512
 SCRATCH_BYTES = SUMS + 64 * TOKENS
@@ -184,55 +186,55 @@ def _add_fifth_bits(s, h):
 
 
 @inner
-def unpack_q4_0(w, stride, s, ahead):
+def unpack_q4_0(w, stride, s, scale, ahead):
     """Take a Q4_0 block of 16 rows apart."""
     _fetch(ahead, 5)
     d, _, _, _ = load_rows(w, stride)
-    store_f32x16(s + D, halves_to_f32(d))
+    store_f32x16(scale, halves_to_f32(d))
     q0, q1, q2, q3 = load_rows(w + 2, stride)
     _store_nibbles(s, q0, q1, q2, q3)
 
 
 @inner
-def unpack_q4_1(w, stride, s, ahead):
+def unpack_q4_1(w, stride, s, scale, ahead):
     """Take a Q4_1 block of 16 rows apart."""
     _fetch(ahead, 5)
     d, _, _, _ = load_rows(w, stride)
-    store_f32x16(s + D, halves_to_f32(d))
-    store_f32x16(s + M, halves_to_f32(shift_right(d, 16)))
+    store_f32x16(scale, halves_to_f32(d))
+    store_f32x16(scale + M32 - D32, halves_to_f32(shift_right(d, 16)))
     q0, q1, q2, q3 = load_rows(w + 4, stride)
     _store_nibbles(s, q0, q1, q2, q3)
 
 
 @inner
-def unpack_q5_0(w, stride, s, ahead):
+def unpack_q5_0(w, stride, s, scale, ahead):
     """Take a Q5_0 block of 16 rows apart."""
     _fetch(ahead, 6)
     d, h, _, _ = load_rows(w, stride)
-    store_f32x16(s + D, halves_to_f32(d))
+    store_f32x16(scale, halves_to_f32(d))
     q0, q1, q2, q3 = load_rows(w + 6, stride)
     _store_nibbles(s, q0, q1, q2, q3)
     _add_fifth_bits(s, bit_or(shift_right(d, 16), shift_left(h, 16)))
 
 
 @inner
-def unpack_q5_1(w, stride, s, ahead):
+def unpack_q5_1(w, stride, s, scale, ahead):
     """Take a Q5_1 block of 16 rows apart."""
     _fetch(ahead, 6)
     d, h, _, _ = load_rows(w, stride)
-    store_f32x16(s + D, halves_to_f32(d))
-    store_f32x16(s + M, halves_to_f32(shift_right(d, 16)))
+    store_f32x16(scale, halves_to_f32(d))
+    store_f32x16(scale + M32 - D32, halves_to_f32(shift_right(d, 16)))
     q0, q1, q2, q3 = load_rows(w + 8, stride)
     _store_nibbles(s, q0, q1, q2, q3)
     _add_fifth_bits(s, h)
 
 
 @inner
-def unpack_q8_0(w, stride, s, ahead):
+def unpack_q8_0(w, stride, s, scale, ahead):
     """Take a Q8_0 block of 16 rows apart; a quant is stored plus 128."""
     _fetch(ahead, 9)
     d, _, _, _ = load_rows(w, stride)
-    store_f32x16(s + D, halves_to_f32(d))
+    store_f32x16(scale, halves_to_f32(d))
     for p in range(2):
         q0, q1, q2, q3 = load_rows(w + 2 + 16 * p, stride)
         to = s + 256 * p
@@ -341,39 +343,94 @@ def multiply_q6_k(s, tokens, quants, offsets, scales, f):
 
 
 @inner
-def _eight(acc, s, a):
-    """Return acc + the products of 32 elements of any unsigned weights."""
+def _eight(acc, s, a, wide):
+    """Return acc + the products of 32 elements; of any unsigned weights where `wide`, else of weights up to 127."""
     for i in range(8):
-        acc = dot_bytes(acc, load_i8x64(s + 64 * i), splat_bytes(a + 4 * i))
+        if wide:
+            acc = dot_bytes(acc, load_i8x64(s + 64 * i), splat_bytes(a + 4 * i))
+        else:
+            acc = dot_small(acc, load_i8x64(s + 64 * i), splat_bytes(a + 4 * i))
     return acc
 
 
 @inner
-def multiply_32(s, tokens, quants, sums, scales, f, offset, wide):
-    """Multiply the block of 32 in s with its activations; a quant was stored plus `offset`, beyond 127 where `wide`.
-
-    Shapes: quants i8[T, 32], sums i32[T], scales f32[T], f f32[T, 16].
-    """
-    for t in range(tokens):
-        a = quants + 32 * t
-        start = splat_i32x16(np.int32(load_i32(sums + 4 * t) * -offset))
-        isum = _eight(start, s, a) if wide else _four(_four(start, s, a), s + 256, a + 16)
-        d = mul(load_f32x16(s + D), splat_f32x16(load_f32(scales + 4 * t)))
-        store_f32x16(f + 64 * t, add(load_f32x16(f + 64 * t), mul(to_f32(isum), d)))
+def _step_32(f, isum, d, a):
+    return add(f, mul(to_f32(isum), mul(d, splat_f32x16(load_f32(a)))))
 
 
 @inner
-def multiply_32_m(s, tokens, quants, scaled_sums, scales, f):
-    """Multiply the block of 32 in s with its activations: Q4_1 and Q5_1.
+def multiply_32(s, blocks, tokens, all_tokens, quants, sums, scales, f, offset, wide):
+    """Multiply the blocks of 32 in s with their activations; a quant was stored plus `offset`.
 
-    Shapes: quants i8[T, 32], scaled_sums f32[T] (scale · sum of quants), scales f32[T], f f32[T, 16].
+    Shapes: for each block, all_tokens apart: quants i8[T, 32], sums i32[T], scales f32[T]; f f32[T, 16].
     """
-    for t in range(tokens):
-        a = quants + 32 * t
-        isum = _four(_four(zero_i32x16(), s, a), s + 256, a + 16)
-        d = mul(load_f32x16(s + D), splat_f32x16(load_f32(scales + 4 * t)))
-        m = mul(load_f32x16(s + M), splat_f32x16(load_f32(scaled_sums + 4 * t)))
-        store_f32x16(f + 64 * t, add(add(load_f32x16(f + 64 * t), mul(to_f32(isum), d)), m))
+    t = 0
+    while t + 4 <= tokens:
+        to = f + 64 * t
+        f0, f1, f2, f3 = load_f32x16(to), load_f32x16(to + 64), load_f32x16(to + 128), load_f32x16(to + 192)
+        for b in range(blocks):
+            w, u = s + 512 * b, t + b * all_tokens
+            a, n, scale, d = quants + 32 * u, sums + 4 * u, scales + 4 * u, load_f32x16(s + D32 + 64 * b)
+            x0 = _eight(splat_i32x16(np.int32(load_i32(n) * -offset)), w, a, wide)
+            x1 = _eight(splat_i32x16(np.int32(load_i32(n + 4) * -offset)), w, a + 32, wide)
+            x2 = _eight(splat_i32x16(np.int32(load_i32(n + 8) * -offset)), w, a + 64, wide)
+            x3 = _eight(splat_i32x16(np.int32(load_i32(n + 12) * -offset)), w, a + 96, wide)
+            f0, f1 = _step_32(f0, x0, d, scale), _step_32(f1, x1, d, scale + 4)
+            f2, f3 = _step_32(f2, x2, d, scale + 8), _step_32(f3, x3, d, scale + 12)
+        store_f32x16(to, f0)
+        store_f32x16(to + 64, f1)
+        store_f32x16(to + 128, f2)
+        store_f32x16(to + 192, f3)
+        t += 4
+    while t < tokens:
+        f0 = load_f32x16(f + 64 * t)
+        for b in range(blocks):
+            u = t + b * all_tokens
+            start = splat_i32x16(np.int32(load_i32(sums + 4 * u) * -offset))
+            x0 = _eight(start, s + 512 * b, quants + 32 * u, wide)
+            f0 = _step_32(f0, x0, load_f32x16(s + D32 + 64 * b), scales + 4 * u)
+        store_f32x16(f + 64 * t, f0)
+        t += 1
+
+
+@inner
+def _step_32_m(f, isum, d, a, m, n):
+    return add(_step_32(f, isum, d, a), mul(m, splat_f32x16(load_f32(n))))
+
+
+@inner
+def multiply_32_m(s, blocks, tokens, all_tokens, quants, scaled_sums, scales, f):
+    """Multiply the blocks of 32 in s with their activations: Q4_1 and Q5_1.
+
+    Shapes: for each block, all_tokens apart: quants i8[T, 32], scaled_sums f32[T] (scale · sum), scales f32[T];
+    f f32[T, 16].
+    """
+    t = 0
+    while t + 4 <= tokens:
+        to = f + 64 * t
+        f0, f1, f2, f3 = load_f32x16(to), load_f32x16(to + 64), load_f32x16(to + 128), load_f32x16(to + 192)
+        for b in range(blocks):
+            w, u = s + 512 * b, t + b * all_tokens
+            a, n, scale = quants + 32 * u, scaled_sums + 4 * u, scales + 4 * u
+            d, m = load_f32x16(s + D32 + 64 * b), load_f32x16(s + M32 + 64 * b)
+            x0, x1 = _eight(zero_i32x16(), w, a, False), _eight(zero_i32x16(), w, a + 32, False)
+            x2, x3 = _eight(zero_i32x16(), w, a + 64, False), _eight(zero_i32x16(), w, a + 96, False)
+            f0, f1 = _step_32_m(f0, x0, d, scale, m, n), _step_32_m(f1, x1, d, scale + 4, m, n + 4)
+            f2, f3 = _step_32_m(f2, x2, d, scale + 8, m, n + 8), _step_32_m(f3, x3, d, scale + 12, m, n + 12)
+        store_f32x16(to, f0)
+        store_f32x16(to + 64, f1)
+        store_f32x16(to + 128, f2)
+        store_f32x16(to + 192, f3)
+        t += 4
+    while t < tokens:
+        f0 = load_f32x16(f + 64 * t)
+        for b in range(blocks):
+            u = t + b * all_tokens
+            x0 = _eight(zero_i32x16(), s + 512 * b, quants + 32 * u, False)
+            d, m = load_f32x16(s + D32 + 64 * b), load_f32x16(s + M32 + 64 * b)
+            f0 = _step_32_m(f0, x0, d, scales + 4 * u, m, scaled_sums + 4 * u)
+        store_f32x16(f + 64 * t, f0)
+        t += 1
 
 
 @inner
