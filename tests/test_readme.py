@@ -46,7 +46,7 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
         known = {opt for p in command.params for opt in (*p.opts, *p.secondary_opts)}
         assert set(options) <= known, f"README: knotctl {name}"
         seen |= {name, *options}
-    assert {"encode", "verify", "serve", "merge", "run-station", "inspect", "generate", "--temp", "--once"} <= seen
+    assert {"encode", "verify", "serve", "merge", "run-station", "inspect", "generate", "--top", "--once"} <= seen
 
 
 def test_every_command_is_in_the_path_table() -> None:
