@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from knotctl.cli import COMMANDS, app
+from knotctl.core.caches import cache_folder
 from knotctl.core.source.demo import DEMO_FILE
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +74,7 @@ def test_the_shell_pipeline_runs_as_written(tmp_path: Path, gguf_of: Callable[[s
     models = tmp_path / "cache" / "models"
     models.mkdir(parents=True)
     (models / DEMO_FILE).symlink_to(gguf_of("smollm2"))
+    (tmp_path / "cache" / "kernels").symlink_to(cache_folder("kernels"))  # compiled once, for all tests
     environment = os.environ | {"PATH": PATH, "KNOTCTL_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"}
     script = block("sh", "shard-embed")
     done = subprocess.run(
