@@ -34,6 +34,9 @@ from knotctl.core.kernels.tiles import (
     multiply_32_m,
     multiply_k,
     multiply_q6_k,
+    write_sums,
+)
+from knotctl.core.kernels.unpack import (
     unpack_q4_0,
     unpack_q4_1,
     unpack_q4_k,
@@ -42,7 +45,6 @@ from knotctl.core.kernels.tiles import (
     unpack_q5_k,
     unpack_q6_k,
     unpack_q8_0,
-    write_sums,
 )
 from knotctl.core.qtypes import QType
 
