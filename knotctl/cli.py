@@ -20,10 +20,12 @@ COMMANDS: dict[str, str] = {
     "verify": "verify:verify",
     "inspect": "inspect:inspect",
     "pull": "pull:pull",
+    "tokenize": "tokenize:tokenize",
     "shard-embed": "shard_embed:shard_embed",
     "merge": "merge:merge",
     "run-station": "run_station:run_station",
     "generate": "generate:generate",
+    "serve": "serve:serve",
 }
 
 app = typer.Typer(

@@ -198,12 +198,12 @@ def _message(param: str, value: Any) -> dict[str, str]:
     if unknown:
         name = f"{param}.{printable(min(unknown), 60)}"
         raise RequestError("unknown_parameter", f"{name}: no such parameter", param=name)
-    name = value.get("name")
-    if name is not None and not isinstance(name, str):
-        raise _type(f"{param}.name", "a string", name)
+    author = value.get("name")
+    if author is not None and not isinstance(author, str):
+        raise _type(f"{param}.name", "a string", author)
     content = _content(f"{param}.content", value.get("content"))
     # The template gets the name too; most leave it out.
-    return {"role": _ROLES[role], "content": content} | ({"name": name} if name else {})
+    return {"role": _ROLES[role], "content": content} | ({"name": author} if author else {})
 
 
 def _content(param: str, value: Any) -> str:
