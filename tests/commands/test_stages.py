@@ -61,34 +61,34 @@ def stationed(knot: str, frame: Path, edges: list[int], *options: object) -> Pat
 def test_the_pipeline_of_files_gives_the_logits_of_generate(
     knot: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = frame_of(stationed(knot, embedded(knot, tmp_path, IDS), [0, 2, 4]))
+    out = frame_of(stationed(knot, embedded(knot, tmp_path, IDS), [0, 2, 3]))
     assert out.kind is Kind.LOGITS
-    assert out.payload.shape == (1, 384)
+    assert out.payload.shape == (1, 400)
     assert out.segments[0].position == len(IDS) - 1
-    got = report(capsys, "generate", knot, "--tokens", ids(IDS), "-n", 1, "--logprobs", 384, "--json", "--ignore-eos")
+    got = report(capsys, "generate", knot, "--tokens", ids(IDS), "-n", 1, "--logprobs", 400, "--json", "--ignore-eos")
     assert got["prompt_tokens"] == IDS
     assert got["tokens"] == [int(out.payload[0].argmax())]
     logits = out.payload[0].astype(np.float64)
     expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
     top = dict(got["logprobs"][0])
-    assert len(top) == 384
-    assert [top[i] for i in range(384)] == pytest.approx(expected.tolist(), abs=1e-12)
+    assert len(top) == 400
+    assert [top[i] for i in range(400)] == pytest.approx(expected.tolist(), abs=1e-12)
 
 
-@pytest.mark.parametrize("edges", [[0, 4], [0, 2, 4], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("edges", [[0, 3], [0, 2, 3], [0, 1, 2, 3]])
 def test_the_last_frame_is_the_same_bytes_for_any_split(knot: str, tmp_path: Path, edges: list[int]) -> None:
     frame = embedded(knot, tmp_path, IDS)
-    whole = stationed(knot, frame, [0, 4], "--logits", "all").read_bytes()
+    whole = stationed(knot, frame, [0, 3], "--logits", "all").read_bytes()
     assert stationed(knot, frame, edges, "--logits", "all").read_bytes() == whole
 
 
 @pytest.mark.parametrize("step", [1, 4, 7])
 def test_a_prompt_fed_in_chunks_through_kv_files_gives_the_same_rows(knot: str, tmp_path: Path, step: int) -> None:
-    whole = frame_of(stationed(knot, embedded(knot, tmp_path, IDS), [0, 4], "--logits", "all")).payload
+    whole = frame_of(stationed(knot, embedded(knot, tmp_path, IDS), [0, 3], "--logits", "all")).payload
     rows = []
     for at in range(0, len(IDS), step):
         frame = embedded(knot, tmp_path, IDS[at : at + step], position=at)
-        for a, b in ((0, 2), (2, 4)):
+        for a, b in ((0, 2), (2, 3)):
             out = tmp_path / f"after{b}.frame"
             options = ("-i", frame, "-o", out, "--logits", "all", "--kv", tmp_path / f"{a}.kv")
             run("run-station", knot, "--layers", f"{a}:{b}", *options)
@@ -109,7 +109,7 @@ def test_run_station_reports_what_it_held(knot: str, tmp_path: Path, capsys: pyt
     ]
     assert got["peak_weight_bytes"] <= max(p["bytes"] for p in got["phases"])
     options = ("-i", tmp_path / "h.frame", "-o", tmp_path / "l.frame", "--memory-budget", "2600KiB", "--json")
-    budget = report(capsys, "run-station", knot, "--layers", "2:4", *options)
+    budget = report(capsys, "run-station", knot, "--layers", "2:3", *options)
     assert budget["role"] == "exit"
     assert budget["budget_bytes"] == 2600 << 10
     assert budget["planned_bytes"] <= 2600 << 10
@@ -130,7 +130,7 @@ def test_text_given_to_a_shard_is_tokenised_as_tokenize_does(
 @pytest.mark.parametrize(
     ("argv", "status", "words"),
     [
-        (["shard-embed", "KNOT", "--tokens", "5,384", "-o", "OUT"], 2, "token 1: id 384: expected 0 <= id < 384"),
+        (["shard-embed", "KNOT", "--tokens", "5,400", "-o", "OUT"], 2, "token 1: id 400: expected 0 <= id < 400"),
         (["shard-embed", "KNOT", "--tokens", "5", "--shard", "8/8", "-o", "OUT"], 2, "expected 0 <= I < N"),
         (["shard-embed", "KNOT", "--tokens", "5", "--shard", "x", "-o", "OUT"], 2, "expected I/N"),
         (["shard-embed", "KNOT", "--tokens", "-3", "-o", "OUT"], 2, "expected ids"),
@@ -145,7 +145,7 @@ def test_text_given_to_a_shard_is_tokenised_as_tokenize_does(
             "the least",
         ),
         (["run-station", "OTHER", "--layers", "0:2", "-i", "FRAME", "-o", "OUT"], 5, "another model"),
-        (["generate", "KNOT", "--tokens", "1", "--stations", "0:2,3:4"], 2, "meet end to end"),
+        (["generate", "KNOT", "--tokens", "1", "--stations", "0:1,2:3"], 2, "meet end to end"),
         (["generate", "KNOT"], 2, "give a PROMPT"),
         (["generate", "KNOT", "--tokens", "999"], 2, "999"),
         (["generate", "nowhere.knot", "hello"], 4, "nowhere.knot"),
@@ -172,8 +172,8 @@ def test_what_cannot_work_is_said_in_words_and_leaves_no_file(
 
 def test_a_degraded_embedding_stays_flagged_to_the_logits(knot: str, tmp_path: Path) -> None:
     embedded(knot, tmp_path, IDS)
-    parts = [tmp_path / f"part{i}.frame" for i in range(8) if i != 3]
+    parts = [tmp_path / f"part{i}.frame" for i in range(8) if i != 1]
     assert main(["merge", *map(str, parts), "-o", str(tmp_path / "no.frame")]) == 1
     run("merge", *parts, "-o", tmp_path / "degraded.frame", "--degrade")
-    out = frame_of(stationed(knot, tmp_path / "degraded.frame", [0, 2, 4]))
+    out = frame_of(stationed(knot, tmp_path / "degraded.frame", [0, 2, 3]))
     assert Flags.DEGRADED in out.flags

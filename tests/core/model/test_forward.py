@@ -22,7 +22,7 @@ def test_logits_come_close_to_plain_float32_numpy(knot: Knot) -> None:
     assert gold.std() > 0.1, "a model whose logits are all alike proves nothing"
 
 
-@pytest.mark.parametrize("cuts", [(1,), (1, 2), (1, 2, 3)])
+@pytest.mark.parametrize("cuts", [(1,), (1, 2)])
 def test_the_split_into_stations_changes_no_bit(knot: Knot, cuts: tuple[int, ...]) -> None:
     assert run(knot, cuts=cuts[: knot.header.config.n_layers - 1]).tobytes() == run(knot).tobytes()
 
