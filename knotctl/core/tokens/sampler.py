@@ -98,7 +98,7 @@ def sample(logits: Logits, params: SamplingParams, position: int, history: Seque
     raw = logits.astype(np.float64)
     shift = raw.max()
     norm = float(shift + np.log(np.exp(raw - shift).sum()))
-    best = _ordered(raw, params.logprobs)
+    best = _ordered(logits, params.logprobs)
     return Sampled(token, float(raw[token]) - norm, [(int(i), float(raw[i]) - norm) for i in best])
 
 
@@ -140,37 +140,45 @@ def _adjusted(logits: Logits, params: SamplingParams, history: Sequence[int]) ->
 
 def _draw(scores: npt.NDArray[Any], params: SamplingParams, u: float) -> int:
     """Return the token at u of the mass that top-k, top-p and min-p leave."""
-    size = len(scores)
-    scores = scores.astype(np.float64)
+    if 0 < params.top_k < len(scores):
+        ids = _ordered(scores, params.top_k)
+        kept = _draw_from(scores[ids], params, u, ordered=True)
+        return int(ids[kept])
+    return _draw_from(scores, params, u, ordered=False)
+
+
+def _draw_from(scores: npt.NDArray[Any], params: SamplingParams, u: float, *, ordered: bool) -> int:
+    """Return the index drawn after top-p and min-p; `ordered` where the likeliest come first already."""
     # A temperature near zero may divide to -inf, whose weight is 0 as it should be.
     with np.errstate(over="ignore"):
-        weights = np.exp((scores - scores.max()) / params.temperature)
-    top_k = min(params.top_k or size, size)
-    # Against the likeliest token, whose weight is 1. Like top-k it leaves the first so many, likeliest first.
-    limit = min(top_k, int(np.count_nonzero(weights >= params.min_p)))
-    if limit == size and params.top_p == 1:
-        mass = np.cumsum(weights)
-        return int(np.searchsorted(mass, u * mass[-1], side="right"))
-    total = float((weights if top_k == size else weights[_ordered(scores, top_k)]).sum())
-    enough = params.top_p * total
-    step = _FIRST_STEP
-    while True:
-        order = _ordered(scores, min(step, limit))
-        mass = np.cumsum(weights[order])
-        if len(order) == limit or mass[-1] >= enough:
-            break
-        step *= 8
-    if params.top_p < 1:
-        mass = mass[: int(np.searchsorted(mass, enough)) + 1]
-    return int(order[np.searchsorted(mass, u * mass[-1], side="right")])
+        weights = np.exp((scores.astype(np.float64) - scores.max()) / params.temperature)
+    # min-p: against the likeliest, whose weight is 1. Like top-p it leaves the first so many of the order.
+    limit = len(weights) if params.min_p == 0 else int(np.count_nonzero(weights >= params.min_p))
+    if limit == len(weights) and params.top_p == 1:
+        order, mass = None, np.cumsum(weights)
+    else:
+        enough = params.top_p * float(weights.sum())
+        step = _FIRST_STEP
+        while True:
+            count = min(step, limit)
+            order = np.arange(count) if ordered else _ordered(scores, count)
+            mass = np.cumsum(weights[order])
+            if count == limit or mass[-1] >= enough:
+                break
+            step *= 8
+        if params.top_p < 1:
+            mass = mass[: int(np.searchsorted(mass, enough)) + 1]
+    drawn = int(np.searchsorted(mass, u * mass[-1], side="right"))
+    return drawn if order is None else int(order[drawn])
 
 
-def _ordered(scores: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+def _ordered(scores: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
     """Return the ids of so many highest scores, in that order, the lower id first among equals."""
     ids = np.arange(len(scores))
     if count < len(scores):
         # Whatever a partition leaves at its edge is arbitrary among equals, so it only tells where the edge is.
-        floor = np.partition(scores, len(scores) - count)[len(scores) - count] if count else np.inf
+        edge = len(scores) - count
+        floor = np.partition(scores, edge)[edge] if count else np.inf
         above = np.flatnonzero(scores > floor)
         ids = np.concatenate((above, np.flatnonzero(scores == floor)[: count - len(above)]))
     return ids[np.lexsort((ids, -scores[ids]))]
