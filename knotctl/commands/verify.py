@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from knotctl.commands.console import print_json, progress
 from knotctl.core.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from knotctl.core.knot.verify import Verification
 
 
 class Format(StrEnum):
@@ -17,6 +20,9 @@ class Format(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
+    JUNIT = "junit"
 
 
 def verify(
@@ -38,6 +44,7 @@ def verify(
 
     The header and the file's size tell whether the structure is right. With --read-data every byte is compared with its
     digest and every block's scale looked at; --subset does it for a part, so that ten nightly runs cover the whole.
+    Under --format github annotations follow the text, and the step's summary is written where GitHub wants it.
 
     Exit status: 0 no errors (warnings and notes do not fail); 1 findings of severity error; 4 a knot cannot be read.
 
@@ -46,9 +53,10 @@ def verify(
     $ knotctl verify model.knot
     $ knotctl verify --read-data --subset 3/10 model.knot
     $ knotctl verify --against model.gguf model.knot
+    $ knotctl verify --format sarif models/*.knot > knots.sarif
     $ knotctl verify --json 'models/*.knot' | jq '.[] | select(.ok | not) | .path'
     """
-    from knotctl.commands.verify_formats import text_lines
+    from knotctl.commands.report_text import text_lines
     from knotctl.core.knot.subset import Subset
     from knotctl.core.knot.verify import verify_knot
     from knotctl.core.source.opening import expand_refs, open_source
@@ -56,21 +64,40 @@ def verify(
     if subset is not None and not read_data:
         raise UsageError("usage", "--subset: expected --read-data beside it")
     part = None if subset is None else Subset.parse(subset)
-    as_json = json or format is Format.JSON
     refs = expand_refs(knots)
     if against is not None and len(refs) != 1:
         raise UsageError("usage", f"--against: expected one knot beside it, found {len(refs)}")
+    if json:
+        format = Format.JSON
     results = []
     for ref in refs:
         source = open_source(ref)
         try:
             bar = partial(progress, f"verify {printable(ref, 40)}")
-            results.append(verify_knot(source, ref, read_data=read_data, subset=part, against=against, progress=bar))
+            result = verify_knot(source, ref, read_data=read_data, subset=part, against=against, progress=bar)
         finally:
             source.close()
-        if not as_json:
-            for line in text_lines(results[-1]):
-                print(line)
-    if as_json:
-        print_json([r.to_json() for r in results])
+        results.append(result)
+        if format in (Format.TEXT, Format.GITHUB):
+            print(*text_lines(result), sep="\n", flush=True)
+    _print_whole(format, results)
     return 0 if all(r.ok for r in results) else 1
+
+
+def _print_whole(format: Format, results: list[Verification]) -> None:
+    """Print what is one document of all knots; text was printed knot by knot."""
+    if format is Format.JSON:
+        print_json([r.to_json() for r in results])
+    elif format is Format.GITHUB:
+        from knotctl.commands.report_github import workflow_commands, write_summary
+
+        print(*workflow_commands(results), sep="\n")
+        write_summary(results)
+    elif format is Format.SARIF:
+        from knotctl.commands.report_sarif import sarif
+
+        print_json(sarif(results))
+    elif format is Format.JUNIT:
+        from knotctl.commands.report_junit import junit
+
+        print(junit(results), end="")

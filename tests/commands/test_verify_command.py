@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,13 @@ def test_structure_is_verified_without_heavy_imports() -> None:
         "assert not heavy, heavy; sys.exit(status)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_a_name_that_is_no_text_is_shown_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / os.fsdecode(b"a\xff\n.knot")
+    path.write_bytes((KNOTS / "gap.knot").read_bytes())
+    for form in ("text", "json", "github", "sarif", "junit"):
+        assert main(["verify", "--format", form, str(path)]) == 1
+        out = capsys.readouterr().out
+        assert out.encode()
+        assert "\n.knot" not in out

@@ -1,6 +1,6 @@
 """The code of every finding about a knot: how much it matters, what mends it, and what it means in a line.
 
-A code is also the fixture's name (fixtures/broken), the heading in man knot(5), the test's id and the SARIF rule.
+A code is also the fixture's name (fixtures/knots), the heading in man knot(5), the test's id and the SARIF rule.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What a code says: its severity, the command that mends it ("repair", "encode", "" for none), its meaning."""
+    """What a code says: its severity, the command that mends it ("repair", "encode", "" for none), its meaning.
+
+    `told_by` is what it takes to tell: "structure" (header and file size), "data" (payload), "source" (the GGUF).
+    """
 
     severity: Severity
     mend: str
     meaning: str
+    told_by: str = "structure"
 
 
 CODES: dict[str, Code] = {
@@ -56,12 +60,14 @@ CODES: dict[str, Code] = {
     "bad-digest-table": Code(
         ERROR, "repair", "The digest table is not the last tensor, or not of the payload's length."
     ),
-    "digest-mismatch": Code(ERROR, "encode", "Bytes differ from those that were encoded."),
-    "bad-tokenizer": Code(ERROR, "encode", "The tokenizer cannot be unpacked, or does not fit the config."),
-    "non-finite-scale": Code(ERROR, "encode", "A block's scale is NaN or infinite."),
-    "insane-scale": Code(ERROR, "encode", "A block's scale is absurdly large: the symptom of a shifted payload."),
-    "all-zero": Code(ERROR, "encode", "Every element of a matrix is zero: its bytes were lost."),
-    "source-mismatch": Code(ERROR, "encode", "The knot is not an encoding of that GGUF."),
+    "digest-mismatch": Code(ERROR, "encode", "Bytes differ from those that were encoded.", "data"),
+    "bad-tokenizer": Code(ERROR, "encode", "The tokenizer cannot be unpacked, or does not fit the config.", "data"),
+    "non-finite-scale": Code(ERROR, "encode", "A block's scale is NaN or infinite.", "data"),
+    "insane-scale": Code(
+        ERROR, "encode", "A block's scale is absurdly large: the symptom of a shifted payload.", "data"
+    ),
+    "all-zero": Code(ERROR, "encode", "Every element of a matrix is zero: its bytes were lost.", "data"),
+    "source-mismatch": Code(ERROR, "encode", "The knot is not an encoding of that GGUF.", "source"),
 }
 
 

@@ -113,7 +113,8 @@ def verify_knot(
 
     Raises: SourceError where bytes cannot be had; what they say is never raised.
     """
-    ref = source.name if ref is None else ref
+    # A file's name can be bytes that are no text; a report is text.
+    ref = (source.name if ref is None else ref).encode("utf-8", "backslashreplace").decode()
     collector = _Collector(ref, against)
     header = _collect(check_header(_read_header(source), source.size), collector)
     sound = header is not None and not collector.errors

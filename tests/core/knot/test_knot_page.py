@@ -68,5 +68,5 @@ def test_the_types_that_can_be_computed_with() -> None:
 
 
 def test_every_code_has_its_entry_with_its_severity_and_no_other() -> None:
-    entries = re.findall(r'^\.TP\n\.B (\S+)\n\.RI \( "(\w+), \w+" \)\.$', section("FINDINGS"), re.M)
-    assert entries == [(code, c.severity.value) for code, c in CODES.items()]
+    entries = re.findall(r'^\.TP\n\.B (\S+)\n\.RI \( "(\w+), (\w+)" \)\.$', section("FINDINGS"), re.M)
+    assert entries == [(code, c.severity.value, c.told_by) for code, c in CODES.items()]

@@ -25,7 +25,7 @@ def _message(found: Finding) -> str:
 
 
 def _fix(found: Finding) -> str:
-    return "" if found.repair is None else f" (fix: {found.repair})"
+    return "" if found.repair is None else f" (fix: {printable(found.repair, 4096)})"
 
 
 def _summary(result: Verification) -> str:
