@@ -11,7 +11,7 @@ import httpx2
 
 from knotctl.core.errors import SourceError
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Explain what a language model is in one sentence."
 _READY_SECONDS = 120.0
 
 

@@ -187,3 +187,41 @@ def test_an_address_in_use_is_status_4_and_says_what_to_do(knot: str, capsys: py
 def stop_ids(knot: str) -> frozenset[int]:
     with open_knot(knot) as k:
         return load_tokenizer(k.tokenizer_keys()).stop_ids
+
+
+@pytest.fixture
+def demo(start: Callable[..., Process], gguf_of: Callable[[str], Path], tmp_path: Path) -> Callable[..., Process]:
+    """Starts the demo with its model fetched already."""
+    models = tmp_path / "cache" / "models"
+    models.mkdir()
+    gguf = gguf_of("smollm2")
+    (models / gguf.name).symlink_to(gguf)
+    return lambda *argv: start("--demo", *argv)
+
+
+@pytest.mark.model
+def test_the_demo_asks_once_and_ends(demo: Callable[..., Process], tmp_path: Path) -> None:
+    process = demo("--once")
+    about = process.about
+    assert about["model"] == "demo"
+    assert about["tokens"] > 10
+    assert "language model" in about["answer"].lower()
+    assert about["tokens_per_s"] > 0
+    (knot,) = (tmp_path / "cache" / "knots").rglob("demo.knot")
+    assert 0 < about["peak_weight_bytes"] <= knot.stat().st_size
+    status, err = process.end()
+    assert (status, about["question"] in err) == (0, True)
+
+
+@pytest.mark.model
+def test_the_demo_goes_on_and_prints_lines_that_work(demo: Callable[..., Process]) -> None:
+    process = demo()
+    assert httpx2.get(f"{process.url}/readyz").status_code == 200
+    spans = httpx2.get(f"{process.url}/health").json()["spans"]
+    status, err = process.end(signal.SIGTERM)
+    assert (status, spans) == (0, [[0, 15], [15, 30]])
+    curl, _, python = err.partition("Going on at ")[2].partition("\n\n")[2].partition("\n\npip install openai")
+    assert curl.startswith(f"curl {process.url}/v1/chat/completions")
+    body = json.loads(curl.partition("-d '")[2].removesuffix("'"))
+    assert body["model"] == "demo"
+    compile(python.partition("<<'EOF'\n")[2].partition("EOF")[0], "lines to type", "exec")
