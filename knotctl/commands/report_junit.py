@@ -23,7 +23,8 @@ def junit(results: Sequence[Verification]) -> str:
 
 
 def _suite(root: ElementTree.Element, r: Verification) -> None:
-    looked = {"structure"} | ({"data"} if r.data_bytes is not None else set()) | ({"source"} if r.against else set())
+    read = r.data_bytes is not None or r.proved_before
+    looked = {"structure"} | ({"data"} if read else set()) | ({"source"} if r.against else set())
     suite = ElementTree.SubElement(root, "testsuite", name=printable(r.path, 4096))
     failures = skipped = 0
     for code, c in CODES.items():

@@ -41,7 +41,9 @@ def _looked_at(result: Verification) -> Iterator[str]:
     """Yield what was looked at, so that nobody takes a check of structure for one of the bytes."""
     if result.against is not None:
         yield f"every tensor as in {printable(result.against, 4096)}"
-    if result.data_bytes:
+    if result.proved_before:
+        yield "payload verified before, by the proof"
+    elif result.data_bytes:
         share = result.data_bytes / max(result.payload_bytes or 0, 1)
         yield f"{format_size(result.data_bytes)} of payload ({share:.0%}) as they were encoded"
     elif result.data_bytes == 0:

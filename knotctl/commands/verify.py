@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +39,10 @@ def verify(
     against: Annotated[
         str | None, typer.Option(metavar="GGUF", help="Prove that the one knot is this model, byte for byte.")
     ] = None,
+    proof: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep in FILE what was verified; do not read again what has not changed."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document; the same as --format json.")] = False,
 ) -> int:
     """Check knots and report every defect, with its place and the command that mends it.
@@ -52,17 +57,21 @@ def verify(
     Examples:
     $ knotctl verify model.knot
     $ knotctl verify --read-data --subset 3/10 model.knot
+    $ knotctl verify --read-data --proof verified.json models/*.knot
     $ knotctl verify --against model.gguf model.knot
     $ knotctl verify --format sarif models/*.knot > knots.sarif
     $ knotctl verify --json 'models/*.knot' | jq '.[] | select(.ok | not) | .path'
     """
     from knotctl.commands.report_text import text_lines
+    from knotctl.core.knot.proof import ProofFile
     from knotctl.core.knot.subset import Subset
     from knotctl.core.knot.verify import verify_knot
     from knotctl.core.source.opening import expand_refs, open_source
 
-    if subset is not None and not read_data:
-        raise UsageError("usage", "--subset: expected --read-data beside it")
+    for option, value in (("--subset", subset), ("--proof", proof)):
+        if value is not None and not read_data:
+            raise UsageError("usage", f"{option}: expected --read-data beside it")
+    proofs = None if proof is None else ProofFile(proof)
     part = None if subset is None else Subset.parse(subset)
     refs = expand_refs(knots)
     if against is not None and len(refs) != 1:
@@ -74,7 +83,9 @@ def verify(
         source = open_source(ref)
         try:
             bar = partial(progress, f"verify {printable(ref, 40)}")
-            result = verify_knot(source, ref, read_data=read_data, subset=part, against=against, progress=bar)
+            result = verify_knot(
+                source, ref, read_data=read_data, subset=part, against=against, proof=proofs, progress=bar
+            )
         finally:
             source.close()
         results.append(result)

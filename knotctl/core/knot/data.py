@@ -54,8 +54,7 @@ class _Read:
 
 def data_bytes(header: KnotHeader, subset: Subset | None) -> int:
     """Return about how many bytes a check reads, for a progress bar."""
-    total = sum(e.length for e in header.tensors)
-    return total if subset is None else subset.expected(total)
+    return header.payload_bytes if subset is None else subset.expected(header.payload_bytes)
 
 
 def check_data(

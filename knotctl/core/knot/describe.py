@@ -89,7 +89,7 @@ def describe_knot(header: KnotHeader) -> Description:
         "knot_id": header.knot_id,
         "encoder": header.encoder,
         "payload_offset": header.payload_offset,
-        "payload_bytes": sum(e.length for e in header.tensors),
+        "payload_bytes": header.payload_bytes,
         "source": dict(header.source),
         "config": header.config.to_json(),
     }

@@ -43,6 +43,11 @@ class KnotHeader:
     file_bytes: int
     knot_id: str
 
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(e.length for e in self.tensors)
+
     def range_of(self, entry: TensorEntry) -> ByteRange:
         """Return the bytes of the file that the tensor takes."""
         return ByteRange(self.payload_offset + entry.offset, self.payload_offset + entry.end)

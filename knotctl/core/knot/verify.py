@@ -20,6 +20,7 @@ from knotctl.core.knot.codes import CODES
 from knotctl.core.knot.entry import KnotHeader
 from knotctl.core.knot.header import header_end
 from knotctl.core.knot.layout import PROBE_BYTES, TOKENIZER_TENSOR
+from knotctl.core.knot.proof import ProofFile
 from knotctl.core.knot.subset import Subset
 from knotctl.core.knot.whole import verify_whole
 from knotctl.core.source.base import ByteSource
@@ -42,7 +43,8 @@ class Verification:
     findings: tuple[Finding, ...]
     unlisted: int  # findings beyond LISTED_PER_CODE of their code
     against: str | None  # the GGUF that the knot was compared with
-    data_bytes: int | None  # payload bytes that were read and compared with a digest; None where none were to be read
+    data_bytes: int | None  # payload bytes that were read and compared with a digest; None where none were read
+    proved_before: bool = False  # a proof spared the reading
 
     @property
     def ok(self) -> bool:
@@ -52,7 +54,7 @@ class Verification:
     @property
     def payload_bytes(self) -> int | None:
         """Bytes of all tensors together."""
-        return None if self.header is None else sum(e.length for e in self.header.tensors)
+        return None if self.header is None else self.header.payload_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return the knot's object in the list that `verify --json` prints."""
@@ -65,6 +67,7 @@ class Verification:
             "payload_bytes": self.payload_bytes,
             "file_bytes": self.file_bytes,
             "data_bytes": self.data_bytes,
+            "proved_before": self.proved_before,
             "against": self.against,
             "findings": [dataclasses.asdict(f) for f in self.findings],
             "unlisted": self.unlisted,
@@ -103,13 +106,15 @@ def verify_knot(
     read_data: bool = False,
     subset: Subset | None = None,
     against: str | None = None,
+    proof: ProofFile | None = None,
     progress: Progress = lambda _: nullcontext(lambda _: None),
 ) -> Verification:
     """Return all that is wrong with the knot in an open source; `ref` is what its user calls it, for repair commands.
 
-    With `read_data` the payload is read too, the whole or a subset; `against` names the GGUF that the knot is to be an
-    encoding of. Neither where the header has an error: offsets of a wrong header accuse sound bytes. `progress` is
-    entered with the bytes to read and yields what is told of each step.
+    With `read_data` the payload is read too, the whole or a subset; a `proof` that holds spares the reading, and gets a
+    record where all was read and found right. `against` names the GGUF that the knot is to be an encoding of. None of
+    it where the header has an error: offsets of a wrong header accuse sound bytes. `progress` is entered with the bytes
+    to read and yields what is told of each step.
 
     Raises: SourceError where bytes cannot be had; what they say is never raised.
     """
@@ -119,10 +124,13 @@ def verify_knot(
     header = _collect(check_header(_read_header(source), source.size), collector)
     sound = header is not None and not collector.errors
     checked = None
+    proved = header is not None and sound and proof is not None and proof.holds(source, header)
     if header is not None:
         collector.extend(verify_whole(header))
-    if header is not None and sound and read_data:
+    if header is not None and sound and read_data and not proved:
         checked = _verify_data(source, header, subset, progress, collector)
+        if proof is not None and subset is None and not collector.errors and checked == header.payload_bytes:
+            proof.add(source, header)
     if header is not None and sound and against is not None:
         _verify_against(source, header, against, progress, collector)
     return Verification(
@@ -134,6 +142,7 @@ def verify_knot(
         unlisted=collector.counts.total() - len(collector.findings),
         against=against if sound else None,
         data_bytes=checked,
+        proved_before=proved,
     )
 
 
