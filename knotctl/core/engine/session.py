@@ -31,6 +31,8 @@ from knotctl.core.wire.frame import Frame, Segment
 from knotctl.core.wire.layout import Kind, Mode
 
 MAX_WAITING = 128
+# A memory budget may shorten the context, but not to where no conversation fits.
+LEAST_CONTEXT = 512
 # While others decode, a prompt enters in pieces this long, so that nobody's next token waits for all of it.
 SHARED_CHUNK = 64
 
@@ -57,7 +59,6 @@ class Engine:
         self.tokenizer = load_tokenizer(knot.tokenizer_keys())
         self.template = ChatTemplate.of(self.tokenizer)
         self.model_name = PurePosixPath(knot.source.name).name.removesuffix(".knot")
-        self.context_length = min(config.context_length, spec.context)
         self._spec = spec
         if spec.threads is not None:
             set_threads(spec.threads)
@@ -71,12 +72,15 @@ class Engine:
                     # each station's part of the budget follows from its layers; the last one's head is always tiled
                     spec.memory_budget and spec.memory_budget * len(span) // config.n_layers,
                     kv_tokens=spec.context,
+                    least_kv_tokens=min(LEAST_CONTEXT, spec.context),
                     batch_tokens=min(MAX_CHUNK, spec.context),
                     logits_rows=spec.max_batch,
                 ),
             )
             for span in spans
         ]
+        self._room = min(station.plan.kv_tokens for station in self.stations)
+        self.context_length = min(config.context_length, self._room)
         self._pipeline = Pipeline(vocab_shards(knot, spec.shards), self.stations)
         self._waiting: list[Stream] = []
         self._active: list[Stream] = []
@@ -186,7 +190,7 @@ class Engine:
             stream = self._waiting[0]
             if stream.cancelled or stream.max_tokens == 0:
                 stream.end("cancelled" if stream.cancelled else "length")
-            elif sum(s.reserved for s in self._active) + stream.reserved > self._spec.context:
+            elif sum(s.reserved for s in self._active) + stream.reserved > self._room:
                 return
             else:
                 stream.timings.started = time.perf_counter()

@@ -21,6 +21,8 @@ from knotctl.core.tensor.residency import Phase
 MAX_CHUNK = 512
 # A tile this large is read and multiplied as fast as a whole phase; below it, a shorter chunk is the better trade.
 GOOD_TILE_BYTES = 4 << 20
+# Below this many tokens a chunk, reading the weights again for each one costs more than multiplying with them.
+GOOD_CHUNK = 64
 # Kernel scratch: unpacked tiles and float sums of two threads, measured well below this.
 SCRATCH_BYTES = 2 << 20
 
@@ -86,11 +88,15 @@ def plan_memory(
     budget: int | None,
     residency: Residency,
     kv_tokens: int,
+    least_kv_tokens: int,
     kv_token_bytes: int,
     batch_tokens: int,
     logits_rows: int,
 ) -> MemoryPlan:
-    """Return the plan for a station of these phases; batch_tokens is the longest batch that will be asked for.
+    """Return the plan for a station of these phases.
+
+    batch_tokens is the longest batch that will be asked for. Keys and values get room for kv_tokens, fewer under a
+    budget that has no room for them, but no fewer than least_kv_tokens.
 
     Raises: BudgetError budget-too-small with the table; UsageError where pinned is asked for without a budget.
     """
@@ -99,38 +105,41 @@ def plan_memory(
     largest = max((p.bytes for p in phases if p.layer is not None), default=GOOD_TILE_BYTES)
     smallest_tile = max(p.smallest_tile for p in phases)
     buffer = max(largest, smallest_tile)
-    kv_bytes = kv_tokens * kv_token_bytes
     # hidden states as they came and as they leave
     frames = 2 * batch_tokens * config.hidden_size * 4 + logits_rows * config.vocab_size * 4
     token_bytes = activation_bytes(config)
 
-    def plan(mode: Residency, buffer_bytes: int, pinned: int, chunk: int) -> MemoryPlan:
+    def plan(mode: Residency, buffer_bytes: int, pinned: int, kv: int, chunk: int) -> MemoryPlan:
         return MemoryPlan(
-            budget, mode, total, buffer_bytes, pinned, kv_tokens, kv_bytes, chunk, chunk * token_bytes, frames
+            budget, mode, total, buffer_bytes, pinned, kv, kv * kv_token_bytes, chunk, chunk * token_bytes, frames
         )
 
-    chunk = max(1, min(MAX_CHUNK, batch_tokens))
+    longest = max(1, min(MAX_CHUNK, batch_tokens))
     if budget is None:
         if residency is Residency.PINNED:
             raise UsageError("usage", "--residency pinned: needs --memory-budget, which says how much may be pinned")
         keep = residency is Residency.RESIDENT or (
-            residency is Residency.AUTO and total + kv_bytes <= available_memory() // 2
+            residency is Residency.AUTO and total + kv_tokens * kv_token_bytes <= available_memory() // 2
         )
-        return plan(Residency.RESIDENT, 0, total, chunk) if keep else plan(Residency.FLUID, buffer, 0, chunk)
-    while True:
-        room = budget - SCRATCH_BYTES - kv_bytes - frames - chunk * token_bytes
+        if keep:
+            return plan(Residency.RESIDENT, 0, total, kv_tokens, longest)
+        return plan(Residency.FLUID, buffer, 0, kv_tokens, longest)
+    # Long contexts are given up before good tiles and chunks, those before the least context.
+    contexts = [kv_tokens >> i for i in range(32) if kv_tokens >> i > least_kv_tokens] + [least_kv_tokens]
+    chunks = [longest >> i for i in range(longest.bit_length())]
+    good = min(buffer, max(smallest_tile, GOOD_TILE_BYTES))
+    tries = [(kv, chunk, good) for kv in contexts for chunk in chunks if chunk >= min(longest, GOOD_CHUNK)]
+    tries += [(least_kv_tokens, chunk, tile) for tile in (good, smallest_tile) for chunk in chunks]
+    for kv, chunk, tile in tries:
+        room = budget - SCRATCH_BYTES - frames - kv * kv_token_bytes - chunk * token_bytes
         if residency in (Residency.RESIDENT, Residency.AUTO) and room >= total:
-            return plan(Residency.RESIDENT, 0, total, chunk)
-        if residency is not Residency.RESIDENT:
-            if room >= buffer:
-                pinned = 0 if residency is Residency.FLUID else room - buffer
-                return plan(Residency.PINNED if pinned else Residency.FLUID, buffer, pinned, chunk)
-            if room >= max(smallest_tile, GOOD_TILE_BYTES if chunk > 1 else 0):
-                return plan(Residency.FLUID, room, 0, chunk)
-        if chunk == 1:
-            raise _too_small(budget, plan(residency, 0, total, 1) if residency is Residency.RESIDENT
-                             else plan(Residency.FLUID, smallest_tile, 0, 1))  # fmt: skip
-        chunk //= 2
+            return plan(Residency.RESIDENT, 0, total, kv, chunk)
+        if residency is not Residency.RESIDENT and room >= tile:
+            pinned = max(0, room - buffer) if residency is not Residency.FLUID else 0
+            return plan(Residency.PINNED if pinned else Residency.FLUID, min(buffer, room), pinned, kv, chunk)
+    resident = residency is Residency.RESIDENT
+    least = (Residency.RESIDENT, 0, total) if resident else (Residency.FLUID, smallest_tile, 0)
+    raise _too_small(budget, plan(*least, least_kv_tokens, 1))
 
 
 def _too_small(budget: int, least: MemoryPlan) -> BudgetError:

@@ -32,13 +32,15 @@ def never() -> None:
 class StationSpec:
     """What a station is asked to be. Units: memory_budget in bytes; tokens.
 
-    kv_tokens is what all its sessions may hold together, batch_tokens the longest batch it will be given.
+    kv_tokens is what all its sessions may hold together (under a tight budget fewer, but not below least_kv_tokens),
+    batch_tokens the longest batch it will be given.
     """
 
     span: LayerSpan
     residency: Residency = Residency.FLUID
     memory_budget: int | None = None
     kv_tokens: int = 4096
+    least_kv_tokens: int | None = None
     batch_tokens: int = 512
     logits_rows: int = 1
 
@@ -64,6 +66,7 @@ class Station:
             budget=spec.memory_budget,
             residency=spec.residency,
             kv_tokens=spec.kv_tokens,
+            least_kv_tokens=spec.kv_tokens if spec.least_kv_tokens is None else spec.least_kv_tokens,
             kv_token_bytes=self.kv_shape.token_bytes,
             batch_tokens=spec.batch_tokens,
             logits_rows=spec.logits_rows if self._head else 0,
