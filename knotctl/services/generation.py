@@ -13,7 +13,7 @@ from starlette.types import Receive
 
 from knotctl.core.engine.session import Engine
 from knotctl.core.engine.stream import Step
-from knotctl.core.errors import Cancelled, KnotctlError
+from knotctl.core.errors import Cancelled, KnotctlError, RequestError
 from knotctl.core.tokens.chat import encode_chat
 from knotctl.services.metrics import Metrics
 from knotctl.services.openai_schema import GenerationRequest
@@ -104,7 +104,7 @@ class Generation:
         if self._stream.error is not None:
             raise self._stream.error
         if self._stream.finish_reason == "cancelled":
-            raise KnotctlError("shutting-down", "the server is shutting down", hint="retry later")
+            raise RequestError("shutting-down", "the server is shutting down", status=503, hint="retry later")
         rest = self._assembler.finish()
         # What was held back at the end may itself complete a stop string: a cut character becomes U+FFFD.
         self._finish_reason = "stop" if self._assembler.stopped else self._stream.finish_reason

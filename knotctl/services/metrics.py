@@ -1,6 +1,6 @@
 """What `/metrics` tells Prometheus; names in base units, labels from small sets only.
 
-Source: man knotctl-serve(1), METRICS; Prometheus' naming rules.
+Source: man knot-service(5), METRICS; Prometheus' naming rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests of OpenAI's chat and completion endpoints, checked whole: what passes can be run, and nothing is ignored.
 
 A field that would change the answer and is not supported is refused by name, as is one nobody knows. `null` is absent.
-Source: OpenAI API reference, chat and completions; man knotctl-serve(1), REQUESTS.
+Source: OpenAI API reference, chat and completions; man knot-service(5), REQUESTS.
 """
 
 from __future__ import annotations

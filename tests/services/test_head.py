@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -401,3 +402,32 @@ def test_a_server_that_drains_is_not_ready_but_alive_and_finishes_what_runs(
             assert b"data: [DONE]" in data
         with pytest.raises(OSError):
             running.connect()
+
+
+def test_a_client_that_reads_nothing_is_given_up(head: Head, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a hand-made send that never returns: a kernel's buffers would take all that the tiny model says."""
+    monkeypatch.setattr(head_module, "SEND_SECONDS", 0.1)
+
+    async def visit() -> list[str]:
+        sent = []
+        forever = asyncio.Event()
+
+        async def receive() -> Any:
+            if not sent:
+                body = request_bytes(True).partition(b"\r\n\r\n")[2]
+                sent.append("request")
+                return {"type": "http.request", "body": body, "more_body": False}
+            return await forever.wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+            if len(sent) > 4:
+                await forever.wait()
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "root_path": ""}
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        await asyncio.wait_for(head.app(EdgeConfig())({**scope, "headers": headers}, receive, send), 10)
+        return sent
+
+    assert asyncio.run(visit())[:3] == ["request", "http.response.start", "http.response.body"]
+    wait_for(lambda: head.engine.stats()["running"] == 0)
