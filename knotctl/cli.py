@@ -18,6 +18,7 @@ from knotctl.core.errors import KnotctlError, UsageError
 COMMANDS: dict[str, str] = {
     "encode": "encode:encode",
     "verify": "verify:verify",
+    "repair": "repair:repair",
     "inspect": "inspect:inspect",
     "pull": "pull:pull",
     "tokenize": "tokenize:tokenize",

@@ -121,7 +121,7 @@ def verify_knot(
     # A file's name can be bytes that are no text; a report is text.
     ref = (source.name if ref is None else ref).encode("utf-8", "backslashreplace").decode()
     collector = _Collector(ref, against)
-    header = _collect(check_header(_read_header(source), source.size), collector)
+    header = collect(check_header(read_probe(source), source.size), collector.add)
     sound = header is not None and not collector.errors
     checked = None
     proved = header is not None and sound and proof is not None and proof.holds(source, header)
@@ -171,16 +171,17 @@ def _verify_against(
         collector.extend(verify_against(source, header, model, advance))
 
 
-def _collect(steps: Generator[Finding, None, KnotHeader | None], collector: _Collector) -> KnotHeader | None:
+def collect(steps: Generator[Finding, None, KnotHeader | None], add: Callable[[Finding], None]) -> KnotHeader | None:
+    """Return the header that a validator makes out; each of its findings is added."""
     while True:
         try:
-            collector.add(next(steps))
+            add(next(steps))
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
 
 
-def _read_header(source: ByteSource) -> bytes:
-    """Return what of the header there is, in one read or two."""
+def read_probe(source: ByteSource) -> bytes:
+    """Return what of the header there is, in one read or two, whatever is wrong with it. Raises: SourceError."""
     probe = source.read(0, min(PROBE_BYTES, source.size))
     try:
         end = header_end(probe, source.size)
