@@ -27,6 +27,9 @@ def generate(
     repeat_penalty: Annotated[float, typer.Option("--repeat-penalty", help="Weigh down tokens seen before.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Same seed, same text.")] = 0,
     logprobs: Annotated[int, typer.Option("--logprobs", min=0, max=1000, help="Likeliest tokens a step, in JSON.")] = 0,
+    speculate: Annotated[
+        bool, typer.Option("--speculate/--no-speculate", help="Verify drafts from the text so far; same output.")
+    ] = True,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end of text.")] = False,
     stations: Annotated[
         str, typer.Option("--stations", metavar="A:B,…|N", help="Spans of layers, or a number of stations.")
@@ -74,6 +77,7 @@ def generate(
         residency=Residency(residency),
         context=context,
         max_batch=1,
+        speculate=speculate,
     )
     warm_kernels()
     with Engine.open(knot, spec) as engine:
@@ -95,6 +99,7 @@ def generate(
                 sys.stdout.write(piece)
                 sys.stdout.flush()
         rest = detokenizer.flush()
+        drafter = stream.drafter
         stats, timings = engine.stats(), stream.timings.report(len(ids), len(stream.tokens))
     if json:
         print_json(
@@ -105,6 +110,7 @@ def generate(
                 "finish_reason": stream.finish_reason,
                 "logprobs": tops if logprobs else None,
                 "timings": timings,
+                "speculation": {"drafted": drafter.drafted, "accepted": drafter.accepted},
                 "memory": {
                     "peak_weight_bytes": stats["peak_weight_bytes"],
                     "kv_bytes": stats["peak_kv_bytes"],

@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 
 from knotctl.core.engine.pipeline import Pipeline, layer_spans, vocab_shards
+from knotctl.core.engine.speculate import MAX_DRAFT
 from knotctl.core.engine.stream import Step, Stream
 from knotctl.core.errors import Cancelled, KnotctlError, RequestError
 from knotctl.core.kernels.threads import set_threads
@@ -24,6 +25,7 @@ from knotctl.core.knot.reader import Knot, open_knot
 from knotctl.core.model.budget import MAX_CHUNK, Residency
 from knotctl.core.model.station import Station, StationSpec
 from knotctl.core.spans import LayerSpan
+from knotctl.core.tensor.residency import Floats
 from knotctl.core.tokens.chat import ChatTemplate
 from knotctl.core.tokens.sampler import SamplingParams, sample
 from knotctl.core.tokens.tokenizer import load_tokenizer
@@ -48,6 +50,7 @@ class EngineSpec:
     residency: Residency = Residency.AUTO
     context: int = 8192
     max_batch: int = 16
+    speculate: bool = True
 
 
 class Engine:
@@ -198,19 +201,21 @@ class Engine:
             del self._waiting[0]
 
     def _step(self) -> None:
-        """Take every active stream one step further: a piece of its prompt, or one token."""
-        streams = self._active
-        room = MAX_CHUNK if len(streams) == 1 else SHARED_CHUNK
+        """Take every active stream one step further: a piece of its prompt, or one token and what its draft gives."""
+        room = MAX_CHUNK if len(self._active) == 1 else SHARED_CHUNK
         segments: list[Segment] = []
         ids: list[int] = []
-        sampled: list[int] = []
+        wanted: list[tuple[int, int]] = []
         batch: list[Stream] = []
-        for stream in sorted(streams, key=lambda s: len(s.pending)):
+        # Those that need one token come first: a prompt takes what room they leave.
+        for stream in sorted(self._active, key=lambda s: len(s.pending)):
             pending = stream.pending[: max(1, room)]
+            if stream.in_kv + len(pending) == len(stream.history):
+                drafts = stream.draft(MAX_DRAFT // len(self._active)) if self._spec.speculate else []
+                wanted.append((len(segments), 1 + len(drafts)))
+                pending += drafts
             room -= len(pending)
-            if stream.in_kv + len(pending) == len(stream.prompt) + len(stream.tokens):
-                sampled.append(len(segments))
-            mode = Mode.DECODE if stream.tokens else Mode.PREFILL
+            mode = Mode.PREFILL if not stream.tokens else Mode.VERIFY if len(pending) > 1 else Mode.DECODE
             segments.append(Segment(stream.request_id, stream.in_kv, len(pending), mode))
             ids += pending
             batch.append(stream)
@@ -220,14 +225,16 @@ class Engine:
                 raise Cancelled("cancelled", "every request of the batch was cancelled")
 
         payload = np.asarray(ids, np.int32).reshape(-1, 1)
-        frame = Frame(Kind.TOKENS, bytes.fromhex(self.knot_id), tuple(segments), payload, {"logits": sampled})
+        frame = Frame(Kind.TOKENS, bytes.fromhex(self.knot_id), tuple(segments), payload, {"logits": wanted})
         try:
             out = self._pipeline.run(frame, check)
             for stream, segment in zip(batch, segments, strict=True):
                 stream.in_kv += segment.n_tokens
             self._kv_peak = max(self._kv_peak, self.stats()["kv_bytes"])
-            for row, i in enumerate(sampled):
-                self._sample(batch[i], out.payload[row])
+            row = 0
+            for i, n in wanted:
+                self._sample(batch[i], out.payload[row : row + n], ids_of(segments, ids, i)[-n:])
+                row += n
         except Cancelled:
             for stream in batch:
                 self._leave(stream, "cancelled")
@@ -239,13 +246,32 @@ class Engine:
             for stream in batch:
                 self._leave(stream, "error", KnotctlError("internal", f"{type(e).__name__}: {e}"))
 
-    def _sample(self, stream: Stream, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
-        history = stream.prompt + stream.tokens
-        choice = sample(logits, stream.params, len(history), history)
-        if not stream.emit(Step(choice.token, choice.logprob, choice.top)):
-            self._leave(stream, "stop")
+    def _sample(self, stream: Stream, logits: Floats, fed: list[int]) -> None:
+        """Sample the token behind each fed one, until one is not what was fed next.
+
+        Shapes: logits [n, vocab_size], the last n tokens fed, of which the first is certain and the others drafts.
+        """
+        accepted, last = 0, len(fed) - 1
+        for row, scores in enumerate(logits):
+            choice = sample(scores, stream.params, len(stream.history), stream.history)
+            if not stream.emit(Step(choice.token, choice.logprob, choice.top)):
+                self._leave(stream, "stop")
+                break
+            if row == last or choice.token != fed[row + 1]:
+                break
+            accepted += 1
+        if last:
+            stream.drafter.learn(last, accepted)
+            # what the stations hold beyond the accepted tokens is overwritten by the next pass
+            stream.in_kv -= last - accepted
 
     def _leave(self, stream: Stream, reason: str, error: KnotctlError | None = None) -> None:
         self._pipeline.drop(stream.request_id)
         self._active = [s for s in self._active if s is not stream]
         stream.end(reason, error)
+
+
+def ids_of(segments: Sequence[Segment], ids: list[int], index: int) -> list[int]:
+    """Return the tokens of one segment of a batch."""
+    start = sum(s.n_tokens for s in segments[:index])
+    return ids[start : start + segments[index].n_tokens]

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from knotctl.core.engine.speculate import Drafter
 from knotctl.core.errors import KnotctlError
 from knotctl.core.tokens.sampler import SamplingParams
 
@@ -64,6 +65,8 @@ class Stream:
         self.max_tokens = max_tokens
         self.stop_ids = stop_ids
         self.tokens: list[int] = []
+        self.history = list(prompt)
+        self.drafter = Drafter()
         self.in_kv = 0
         self.finish_reason: str | None = None
         self.error: KnotctlError | None = None
@@ -86,7 +89,11 @@ class Stream:
     @property
     def pending(self) -> list[int]:
         """Tokens that no station has seen yet."""
-        return (self.prompt + self.tokens)[self.in_kv :] if self.in_kv < len(self.prompt) else self.tokens[-1:]
+        return self.history[self.in_kv :]
+
+    def draft(self, most: int) -> list[int]:
+        """Return tokens that may follow the history, no more than can still be wanted of it."""
+        return self.drafter.draft(self.history, min(most, self.max_tokens - len(self.tokens) - 1))
 
     @property
     def cancelled(self) -> bool:
@@ -106,6 +113,7 @@ class Stream:
             self.end("stop")
             return False
         self.tokens.append(step.token)
+        self.history.append(step.token)
         self._deliver(step)
         if len(self.tokens) >= self.max_tokens:
             self.end("length")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from knotctl.core.tensor.residency import Floats, PhaseUse, Weights
 from knotctl.core.wire.frame import Frame, Segment, check_finite
 from knotctl.core.wire.layout import Flags, Kind
 
-# Segments whose last token's logits are wanted; None for every token's.
-Wanted = list[int] | None
+# Whose logits are wanted: the last n tokens of a segment, as (segment, n); None for every token's.
+Wanted = list[tuple[int, int]] | None
 
 
 def never() -> None:
@@ -100,7 +101,7 @@ class Station:
         """Return the frame's hidden states after this station's layers; from the last station logits where asked for.
 
         The frame's `logits` metadata says for which tokens: "last" of each segment (the default), "all", "none", or
-        a list of the segments whose last token is wanted.
+        a list of [segment, n]: the last n tokens of that segment.
         `check` runs before each phase and may raise to abandon the batch: no session has grown then.
 
         Raises: WrongIdentity, UsageError, FrameError bad-activation; Conflict position-gap; BudgetError kv-full.
@@ -180,23 +181,31 @@ class Station:
             yield chunk
 
     def _wanted(self, frame: Frame) -> Wanted:
-        asked, count = frame.meta.get("logits", "last"), len(frame.segments)
-        if asked in ("last", "none"):
-            return list(range(count)) if asked == "last" else []
-        if isinstance(asked, list) and all(type(i) is int and 0 <= i < count for i in asked):
-            return asked
+        asked, segments = frame.meta.get("logits", "last"), frame.segments
         if asked == "all":
             return None
-        raise UsageError("usage", f"frame: logits {printable(asked)}: expected last, all, none or a list of segments")
+        if asked in ("last", "none"):
+            return [(i, 1) for i in range(len(segments))] if asked == "last" else []
+        wanted = []
+        for item in asked if isinstance(asked, list) else [None]:
+            match item:
+                case [int(i), int(n)] if 0 <= i < len(segments) and 0 < n <= segments[i].n_tokens:
+                    wanted.append((i, n))
+                case _:
+                    raise UsageError(
+                        "usage", f"frame: logits {printable(asked)}: expected last, all, none or [segment, n] pairs"
+                    )
+        return wanted
 
     def _logits(self, hidden: Frame, wanted: Wanted) -> Frame:
         assert self._head is not None
         segments, x = hidden.segments, hidden.payload
         if wanted is not None:
-            ends = np.cumsum([s.n_tokens for s in segments]) - 1
-            x = x[ends[wanted]]
+            ends = list(itertools.accumulate(s.n_tokens for s in segments))
+            x = np.concatenate([x[ends[i] - n : ends[i]] for i, n in wanted])
             segments = tuple(
-                Segment(s.request_id, s.position + s.n_tokens - 1, 1, s.mode) for s in (segments[i] for i in wanted)
+                replace(segments[i], position=segments[i].position + segments[i].n_tokens - n, n_tokens=n)
+                for i, n in wanted
             )
         out = np.empty((len(x), self.config.vocab_size), np.float32)
         for start in range(0, len(x), self.plan.chunk_tokens):
