@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A knot, a GGUF or a frame.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A knot, a GGUF or a frame; `-` is a frame on stdin.")],
     top: Annotated[int, typer.Option(min=0, help="Of a frame of logits, show the best N ids of each row.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -28,11 +28,15 @@ def inspect(
     \b
     Examples:
     $ knotctl inspect model.knot
+    $ knotctl inspect logits.frame --top 5
     $ knotctl inspect --json model.knot | jq '.parts[] | select(.part == "ffn_up").largest'
     """
     from knotctl.core.magic import MAGIC_BYTES, recognise
     from knotctl.core.source.opening import open_source
 
+    if file == "-":
+        _inspect_frame(file, top, json)
+        return
     source = open_source(file)
     try:
         head = source.read(0, min(MAGIC_BYTES, source.size))
@@ -42,7 +46,7 @@ def inspect(
         elif kind == "GGUF":
             _inspect_gguf(source, json)
         elif kind == "frame":
-            _inspect_frame(source, top, json)
+            _inspect_frame(file, top, json)
         else:
             found = f"a {kind}" if kind else f"{head[:4]!r}" if head else "an empty file"
             raise FormatError("unknown-format", f"{source.name}: magic: expected a knot, GGUF or frame, found {found}")
@@ -65,14 +69,10 @@ def _inspect_gguf(source: ByteSource, as_json: bool) -> None:
     _show(describe_gguf(read_gguf(source)), as_json)
 
 
-def _inspect_frame(source: ByteSource, top: int, as_json: bool) -> None:
-    from knotctl.core.wire.describe import describe_frame
-    from knotctl.core.wire.header import parse_header
-    from knotctl.core.wire.layout import FILE_LIMITS, HEADER
+def _inspect_frame(ref: str, top: int, as_json: bool) -> None:
+    from knotctl.commands.frames import read_report
 
-    header = parse_header(source.read(0, min(HEADER.size, source.size)), FILE_LIMITS)
-    # One byte more than the frame claims shows the parser that something follows, without reading what it is.
-    report = describe_frame(source.read(0, min(HEADER.size + header.body_bytes + 1, source.size)), top=top)
+    report = read_report(ref, top)
     if as_json:
         print_json(report.to_json())
         return
@@ -82,8 +82,11 @@ def _inspect_frame(source: ByteSource, top: int, as_json: bool) -> None:
         print(f"{name:16} {_one_line(value)}")
     print_table(list(segments[0]) if segments else (), [list(s.values()) for s in segments], title="Segments")
     if best:
-        rows = [(row, *(f"{i} ({logit:.3f})" for i, logit in ids)) for row, ids in enumerate(best)]
-        print_table(("row", *(f"#{i + 1}" for i in range(len(best[0])))), rows, title="Best ids (logit)")
+        # Rows of logits that are not finite have fewer.
+        columns = max(map(len, best))
+        cells = [[f"{i} ({logit:.3f})" for i, logit in ids] + [""] * (columns - len(ids)) for ids in best]
+        rows = [(row, *shown) for row, shown in enumerate(cells)]
+        print_table(("row", *(f"#{i + 1}" for i in range(columns))), rows, title="Best ids (logit)")
 
 
 def _show(description: Description, as_json: bool) -> None:

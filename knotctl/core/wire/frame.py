@@ -131,9 +131,8 @@ def parse_frame(data: bytes | bytearray | memoryview, *, limits: Limits = WIRE_L
             f"frame: byte {len(view)}: ends early; expected {header.body_bytes} bytes of body, found {found}",
         )
     if found > header.body_bytes:
-        raise FrameError(
-            "trailing-bytes", f"frame: byte {HEADER.size + header.body_bytes}: {found} bytes after its end"
-        )
+        end = HEADER.size + header.body_bytes
+        raise FrameError("trailing-bytes", f"frame: byte {end}: {len(view) - end} bytes after its end")
     return parse_body(header, view[HEADER.size :])
 
 
