@@ -7,6 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Nothing is timed in a test: a machine that is busy with something else is no failure.
+settings.register_profile("knotctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("knotctl")
 
 MODELS = Path(os.environ.get("KNOTCTL_MODELS", "~/.cache/knotctl-models")).expanduser()
 FILES = {

@@ -17,6 +17,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from knotctl.core.engine import session
 from knotctl.core.engine.session import Engine, EngineSpec
 from knotctl.core.tokens.sampler import SamplingParams
 from knotctl.services import head as head_module
@@ -301,6 +302,9 @@ def test_a_client_that_leaves_stops_the_work(server: Any, head: Head, stream: bo
     s.close()
     wait_for(lambda: head.engine.stats()["running"] == 0)
     assert generated(server) - before < 450, "it went on to the end"
+    if not stream:
+        text = httpx2.get(f"{server.url}/metrics").text
+        assert 'knot_requests_total{code="499",model="tiny",route="/v1/completions"}' in text
     assert head.engine.stats()["kv_bytes"] == 0
 
 
@@ -431,3 +435,11 @@ def test_a_client_that_reads_nothing_is_given_up(head: Head, server: Any, monkey
 
     assert asyncio.run(visit())[:3] == ["request", "http.response.start", "http.response.body"]
     wait_for(lambda: head.engine.stats()["running"] == 0)
+
+
+def test_more_than_may_wait_are_told_to_come_again(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_WAITING", 0)
+    with pytest.raises(openai.RateLimitError) as e:
+        chat(client)
+    assert e.value.code == "overloaded"
+    assert e.value.response.headers["retry-after"] == "1"

@@ -12,9 +12,6 @@ from knotctl.core.wire.frame import Frame, Segment, parse_frame
 from knotctl.core.wire.header import FrameHeader, parse_header
 from knotctl.core.wire.layout import FILE_LIMITS, ID_KINDS, Kind, Limits
 
-# Of ids, what a person wants to see at the start; --json has them all.
-SHOWN_IDS = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
