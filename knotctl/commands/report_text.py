@@ -1,4 +1,4 @@
-"""The formats of `verify`'s findings."""
+"""Findings as lines of text: one a finding, then a summary a knot."""
 
 from __future__ import annotations
 

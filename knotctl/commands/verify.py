@@ -5,14 +5,16 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from knotctl.commands.console import print_json, progress
-from knotctl.core.errors import UsageError, printable
+from knotctl.core.errors import SourceError, UsageError, printable
 
 if TYPE_CHECKING:
+    from knotctl.core.knot.proof import ProofFile
+    from knotctl.core.knot.subset import Subset
     from knotctl.core.knot.verify import Verification
 
 
@@ -65,8 +67,8 @@ def verify(
     from knotctl.commands.report_text import text_lines
     from knotctl.core.knot.proof import ProofFile
     from knotctl.core.knot.subset import Subset
-    from knotctl.core.knot.verify import verify_knot
-    from knotctl.core.source.opening import expand_refs, open_source
+    from knotctl.core.knot.verify import unreadable
+    from knotctl.core.source.opening import expand_refs
 
     for option, value in (("--subset", subset), ("--proof", proof)):
         if value is not None and not read_data:
@@ -78,21 +80,40 @@ def verify(
         raise UsageError("usage", f"--against: expected one knot beside it, found {len(refs)}")
     if json:
         format = Format.JSON
-    results = []
+    options = _Options(read_data, part, against, proofs)
+    results, worst = [], 0
     for ref in refs:
-        source = open_source(ref)
         try:
-            bar = partial(progress, f"verify {printable(ref, 40)}")
-            result = verify_knot(
-                source, ref, read_data=read_data, subset=part, against=against, proof=proofs, progress=bar
-            )
-        finally:
-            source.close()
-        results.append(result)
+            results.append(_verify_one(ref, options))
+        except SourceError as e:
+            # Of one knot it is the error; of several the others are still to be verified.
+            if len(refs) == 1:
+                raise
+            results.append(unreadable(ref, e))
+            worst = e.exit_code
         if format in (Format.TEXT, Format.GITHUB):
-            print(*text_lines(result), sep="\n", flush=True)
+            print(*text_lines(results[-1]), sep="\n", flush=True)
     _print_whole(format, results)
-    return 0 if all(r.ok for r in results) else 1
+    return worst or (0 if all(r.ok for r in results) else 1)
+
+
+class _Options(NamedTuple):
+    read_data: bool
+    subset: Subset | None
+    against: str | None
+    proof: ProofFile | None
+
+
+def _verify_one(ref: str, options: _Options) -> Verification:
+    from knotctl.core.knot.verify import verify_knot
+    from knotctl.core.source.opening import open_source
+
+    source = open_source(ref)
+    try:
+        bar = partial(progress, f"verify {printable(ref, 40)}")
+        return verify_knot(source, ref, progress=bar, **options._asdict())
+    finally:
+        source.close()
 
 
 def _print_whole(format: Format, results: list[Verification]) -> None:

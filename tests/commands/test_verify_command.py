@@ -88,3 +88,16 @@ def test_a_name_that_is_no_text_is_shown_escaped(tmp_path: Path, capsys: pytest.
         out = capsys.readouterr().out
         assert out.encode()
         assert "\n.knot" not in out
+
+
+def test_of_several_knots_one_that_cannot_be_read_does_not_keep_the_others_from_being_verified(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refs = ["no-such.knot", str(KNOTS / "gap.knot"), str(KNOTS / "small.knot")]
+    assert main(["verify", "--json", *refs]) == 4
+    first, second, third = json.loads(capsys.readouterr().out)
+    assert [f["code"] for f in first["findings"]] == ["unreadable"]
+    assert "not-found" in first["findings"][0]["message"]
+    assert (first["ok"], second["ok"], third["ok"]) == (False, False, True)
+    assert main(["verify", *refs]) == 4
+    assert "no-such.knot: error: unreadable: not-found: no-such.knot: no such file" in capsys.readouterr().out

@@ -27,6 +27,7 @@ class Code:
 
 
 CODES: dict[str, Code] = {
+    "unreadable": Code(ERROR, "", "The bytes could not be had; of several knots the others were verified."),
     "not-a-knot": Code(ERROR, "", "The file does not begin with the magic bytes KNOT."),
     "bad-version": Code(ERROR, "encode", "The version is not 1."),
     "truncated": Code(ERROR, "encode", "The file ends before the header or the payload does."),

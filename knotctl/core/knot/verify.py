@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from knotctl.core.errors import KnotError
+from knotctl.core.errors import KnotError, SourceError
 from knotctl.core.findings import Finding, Severity
 from knotctl.core.knot.checks import check_header
-from knotctl.core.knot.codes import CODES
+from knotctl.core.knot.codes import CODES, finding
 from knotctl.core.knot.entry import KnotHeader
 from knotctl.core.knot.header import header_end
 from knotctl.core.knot.layout import PROBE_BYTES, TOKENIZER_TENSOR
@@ -144,6 +144,12 @@ def verify_knot(
         data_bytes=checked,
         proved_before=proved,
     )
+
+
+def unreadable(ref: str, error: SourceError) -> Verification:
+    """Return what is said of a knot whose bytes could not be had, where others are verified too."""
+    found = finding("unreadable", f"{error.code}: {error.message}", offset=None)
+    return Verification(ref, 0, None, None, (found,), unlisted=0, against=None, data_bytes=None)
 
 
 def _verify_data(
