@@ -170,15 +170,10 @@ def _checked(message: object, where: str) -> dict[str, str]:
         raise _bad_message(f"{where}.content", "a text", content)
     if name is not None and not isinstance(name, str):
         raise _bad_message(f"{where}.name", "a text", name)
-    other = [
-        key for key, value in message.items() if key not in ("role", "content", "name") and value not in (None, [], "")
-    ]
-    if other:
-        raise RequestError(
-            "unsupported",
-            f"{where}: {printable(other[0], 40)} is not supported",
-            param=f"{where}.{printable(other[0], 40)}",
-        )
+    for key, value in message.items():
+        if key not in ("role", "content", "name") and value not in (None, [], ""):
+            field = f"{where}.{printable(key, 40)}"
+            raise RequestError("unsupported", f"{field}: not supported", param=field)
     checked = {"role": role, "content": content} | ({"name": name} if name else {})
     for key, text in checked.items():
         check_text(text, f"{where}.{key}")

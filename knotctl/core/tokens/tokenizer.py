@@ -105,7 +105,8 @@ def check_text(text: str, param: str | None = None) -> None:
     except UnicodeEncodeError as e:
         raise RequestError(
             "bad-text",
-            f"text: character {e.start}: expected Unicode text, found the lone surrogate U+{ord(text[e.start]):04X}",
+            f"{param or 'text'}: character {e.start}: expected Unicode text, found the lone surrogate "
+            f"U+{ord(text[e.start]):04X}",
             param=param,
         ) from None
 

@@ -90,8 +90,12 @@ def load_vocabulary(
     _check_text(tokens)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
-        twice = next(i for i, text in enumerate(tokens) if ids[text] != i and text)
-        raise bad_key("ggml.tokens", f"tokens {twice} and {ids[tokens[twice]]} are both {printable(tokens[twice])!r}")
+        # The empty text may repeat: it can neither be written nor read.
+        twice = next((i for i, text in enumerate(tokens) if ids[text] != i and text), None)
+        if twice is not None:
+            raise bad_key(
+                "ggml.tokens", f"tokens {twice} and {ids[tokens[twice]]} are both {printable(tokens[twice])!r}"
+            )
     kinds = array_of(keys, "ggml.token_type", int) or [int(Kind.NORMAL)] * len(tokens)
     if len(kinds) != len(tokens):
         raise bad_key("ggml.token_type", f"expected {len(tokens)} entries, one a token, found {len(kinds)}")
