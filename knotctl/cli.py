@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "merge": "merge:merge",
     "run-station": "run_station:run_station",
     "generate": "generate:generate",
+    "bench": "bench:bench",
     "serve": "serve:serve",
 }
 
