@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from knotctl.core.kernels.functions import exp
 from knotctl.core.kernels.jit import Kernel, inner
-from knotctl.core.kernels.lanes import largest, total
+from knotctl.core.kernels.lanes import largest, total, totals
 from knotctl.core.kernels.machine import arguments
 from knotctl.core.kernels.quantize import address, float_bits
 from knotctl.core.kernels.simd import (
@@ -33,7 +33,11 @@ from knotctl.core.kernels.simd import (
     sub,
     zero_f32x16,
 )
-from knotctl.core.kernels.threads import run
+from knotctl.core.kernels.threads import get_threads, run
+
+# Bytes of scores that a thread keeps between its passes: they stay in the second-level cache.
+_SCORES = 256 << 10
+_KEYS = 32  # values of so many keys (16 KiB of 128 elements) stay in the first-level cache while all queries add them
 
 
 @inner
@@ -66,33 +70,105 @@ def _softmax(scores, n):
     return total(acc)
 
 
+@inner
+def _sixteen_scores(q, k, step):
+    """Return the dot products of a query with 16 keys, `step` bytes apart."""
+    s0, s1, s2, s3 = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+    s4, s5, s6, s7 = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+    s8, s9, sa, sb = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+    sc, sd, se, sf = zero_f32x16(), zero_f32x16(), zero_f32x16(), zero_f32x16()
+    for i in range(0, step, 64):
+        x, y = load_f32x16(q + i), k + i
+        s0, s1 = add(s0, mul(x, load_f32x16(y))), add(s1, mul(x, load_f32x16(y + step)))
+        s2, s3 = add(s2, mul(x, load_f32x16(y + 2 * step))), add(s3, mul(x, load_f32x16(y + 3 * step)))
+        s4, s5 = add(s4, mul(x, load_f32x16(y + 4 * step))), add(s5, mul(x, load_f32x16(y + 5 * step)))
+        s6, s7 = add(s6, mul(x, load_f32x16(y + 6 * step))), add(s7, mul(x, load_f32x16(y + 7 * step)))
+        y += 8 * step
+        s8, s9 = add(s8, mul(x, load_f32x16(y))), add(s9, mul(x, load_f32x16(y + step)))
+        sa, sb = add(sa, mul(x, load_f32x16(y + 2 * step))), add(sb, mul(x, load_f32x16(y + 3 * step)))
+        sc, sd = add(sc, mul(x, load_f32x16(y + 4 * step))), add(sd, mul(x, load_f32x16(y + 5 * step)))
+        se, sf = add(se, mul(x, load_f32x16(y + 6 * step))), add(sf, mul(x, load_f32x16(y + 7 * step)))
+    return totals((s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, sa, sb, sc, sd, se, sf))
+
+
+@inner
+def _add_values(out, e, v, begin, end, step, dims):
+    """Add e·v of keys begin to end to `dims` elements of an output, up to 64."""
+    if dims >= 64:
+        a0, a1, a2, a3 = load_f32x16(out), load_f32x16(out + 64), load_f32x16(out + 128), load_f32x16(out + 192)
+        for j in range(begin, end):
+            p, at = splat_f32x16(load_f32(e + 4 * j)), v + j * step
+            a0, a1 = add(a0, mul(p, load_f32x16(at))), add(a1, mul(p, load_f32x16(at + 64)))
+            a2, a3 = add(a2, mul(p, load_f32x16(at + 128))), add(a3, mul(p, load_f32x16(at + 192)))
+        store_f32x16(out, a0)
+        store_f32x16(out + 64, a1)
+        store_f32x16(out + 128, a2)
+        store_f32x16(out + 192, a3)
+    else:
+        for i in range(0, dims, 16):
+            n = min(16, dims - i)
+            a0 = load_first_f32x16(out + 4 * i, n)
+            for j in range(begin, end):
+                p = splat_f32x16(load_f32(e + 4 * j))
+                a0 = add(a0, mul(p, load_first_f32x16(v + j * step + 4 * i, n)))
+            store_first_f32x16(out + 4 * i, a0, n)
+
+
+@inner
+def _score_group(q, k, scores, first, n, dim, scale):
+    """Write the scores of keys `first` to first + 15, those below n, of a query."""
+    step = 4 * dim
+    if first + 16 <= n and dim % 16 == 0:
+        s = _sixteen_scores(q, k + first * step, step)
+        store_f32x16(scores + 4 * first, mul(s, splat_f32x16(scale)))
+    else:
+        for j in range(first, min(first + 16, n)):
+            store_f32(scores + 4 * j, np.float32(_dot(q, k + j * step, dim) * scale))
+
+
+@inner
+def _divide(out, denominator, dim):
+    by = splat_f32x16(denominator)
+    for i in range(0, dim, 16):
+        n = min(16, dim - i)
+        store_first_f32x16(out + 4 * i, div(load_first_f32x16(out + 4 * i, n), by), n)
+
+
 @Kernel
-def attention_heads(args, scores, begin, end):
-    """Units are heads of tokens."""
-    q, k, v, out, heads, group, dim, capacity, position, scale_bits = arguments(args, 10)
-    scale = float_of(np.uint32(scale_bits))
-    whole = dim // 16 * 16
-    rest = dim - whole
+def attention_groups(args, scratch, begin, end):
+    """Units are `share` heads of one KV head, for `run` tokens: their keys and values are read once from far away."""
+    q, k, v, out, heads, group, dim, capacity, position, scale_bits, tokens, share, run_tokens = arguments(args, 13)
+    scale, shares = float_of(np.uint32(scale_bits)), heads // share
+    row, room = 4 * heads * dim, 4 * ((position + tokens + 15) // 16 * 16)
     for unit in range(begin, end):
-        t, h = unit // heads, unit % heads
-        n = position + t + 1
-        query, to = q + 4 * unit * dim, out + 4 * unit * dim
-        base = 4 * (h // group) * capacity * dim
-        for j in range(n):
-            store_f32(scores + 4 * j, np.float32(_dot(query, k + base + 4 * j * dim, dim) * scale))
-        denominator = splat_f32x16(_softmax(scores, n))
-        for i in range(0, whole, 16):
-            acc = zero_f32x16()
-            at = v + base + 4 * i
-            for j in range(n):
-                acc = add(acc, mul(splat_f32x16(load_f32(scores + 4 * j)), load_f32x16(at + 4 * j * dim)))
-            store_f32x16(to + 4 * i, div(acc, denominator))
-        if rest:
-            acc = zero_f32x16()
-            at = v + base + 4 * whole
-            for j in range(n):
-                acc = add(acc, mul(splat_f32x16(load_f32(scores + 4 * j)), load_first_f32x16(at + 4 * j * dim, rest)))
-            store_first_f32x16(to + 4 * whole, div(acc, denominator), rest)
+        t0, h0 = unit // shares * run_tokens, unit % shares * share
+        t1 = min(t0 + run_tokens, tokens)
+        base = 4 * (h0 // group) * capacity * dim
+        for first in range(0, position + t1, 16):
+            for t in range(max(t0, first - position), t1):
+                for h in range(share):
+                    at = q + t * row + 4 * (h0 + h) * dim
+                    to = scratch + ((t - t0) * share + h) * room
+                    _score_group(at, k + base, to, first, position + t + 1, dim, scale)
+        denominators = scratch + run_tokens * share * room
+        for t in range(t0, t1):
+            for h in range(share):
+                i = (t - t0) * share + h
+                store_f32(denominators + 4 * i, _softmax(scratch + i * room, position + t + 1))
+                to = out + t * row + 4 * (h0 + h) * dim
+                for d in range(0, dim, 16):
+                    store_first_f32x16(to + 4 * d, zero_f32x16(), min(16, dim - d))
+        for first in range(0, position + t1, _KEYS):
+            for t in range(max(t0, first - position), t1):
+                last = min(first + _KEYS, position + t + 1)
+                for h in range(share):
+                    to, e = out + t * row + 4 * (h0 + h) * dim, scratch + ((t - t0) * share + h) * room
+                    for d in range(0, dim, 64):
+                        _add_values(to + 4 * d, e, v + base + 4 * d, first, last, 4 * dim, dim - d)
+        for t in range(t0, t1):
+            for h in range(share):
+                denominator = load_f32(denominators + 4 * ((t - t0) * share + h))
+                _divide(out + t * row + 4 * (h0 + h) * dim, denominator, dim)
 
 
 def attention(
@@ -104,20 +180,11 @@ def attention(
     """
     tokens, heads, dim = q.shape
     kv_heads, capacity, _ = k.shape
+    group, room = heads // kv_heads, 4 * (-(-(position + tokens) // 16) * 16)
+    run_tokens = max(1, min(16, tokens, _SCORES // (group * room)))
+    # Few units and many threads: a head each.
+    share = group if kv_heads * -(-tokens // run_tokens) % get_threads() == 0 or tokens > run_tokens else 1
     arrays = address(q), address(k), address(v), address(out)
-    shape = heads, heads // kv_heads, dim, capacity, position, float_bits(1 / math.sqrt(dim))
-    scores = 4 * (-(-(position + tokens) // 16) * 16)
-    run(attention_heads, tokens * heads, 1, (*arrays, *shape), scores)
-
-
-def store_kv(
-    new_k: NDArray[np.float32], new_v: NDArray[np.float32], position: int,
-    k: NDArray[np.float32], v: NDArray[np.float32],
-) -> None:  # fmt: skip
-    """Write the keys and values of T tokens at positions from `position` on into the cache.
-
-    Shapes: new_k, new_v f32[T, KVH, D]; k, v f32[KVH, capacity, D].
-    """
-    end = position + len(new_k)
-    k[:, position:end] = new_k.swapaxes(0, 1)
-    v[:, position:end] = new_v.swapaxes(0, 1)
+    shape = heads, group, dim, capacity, position, float_bits(1 / math.sqrt(dim)), tokens, share, run_tokens
+    units = heads // share * -(-tokens // run_tokens)
+    run(attention_groups, units, 1, (*arrays, *shape), (room + 4) * run_tokens * share)

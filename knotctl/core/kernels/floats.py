@@ -58,6 +58,7 @@ def float_rows(
     qtype: QType, blocks: NDArray[np.uint8], columns: int, acts: Activations, row: int, out: NDArray[np.float32]
 ) -> None:
     """Do matmul's work for a float type."""
+    assert acts.x is not None
     rows = blocks.size // (columns * qtype.block_bytes)
     grain = max(1, rows // (8 * get_threads()))
     shape = columns, acts.tokens, address(out) + 4 * row, out.strides[0] // 4, _KINDS[qtype.name]

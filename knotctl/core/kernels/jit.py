@@ -62,35 +62,39 @@ class Kernel:
     It is compiled to a C function, or loaded from the cache, when its address is first asked for.
     """
 
+    address: int
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name = function.__name__
         self._function = function
-        self._compiled: Any = None
         KERNELS.append(self)
 
-    @property
-    def address(self) -> int:
-        """Return the address of the compiled function."""
-        if self._compiled is None:
-            with _compiling, _our_cache():
-                self._compiled = cfunc("void(int64, int64, int64, int64)", cache=True, **OPTIONS)(self._function)
-        return int(self._compiled.address)
+    def __getattr__(self, name: str) -> Any:
+        # Only the first look-up of `address` comes here; hundreds of launches a token make a property too slow.
+        if name != "address":
+            raise AttributeError(name)
+        with _compiling, _our_cache():
+            self._compiled: Any = cfunc("void(int64, int64, int64, int64)", cache=True, **OPTIONS)(self._function)
+        self.address = int(self._compiled.address)
+        return self.address
 
 
 class Entry:
     """A function that Python calls, compiled with this one signature and GIL-free."""
 
+    call: Callable[..., Any]
+
     def __init__(self, signature: str, function: Callable[..., Any]) -> None:
         self._signature = signature
         self._function = function
-        self._compiled: Any = None
 
-    def get(self) -> Callable[..., Any]:
-        """Return the compiled function; a call with other argument types is a TypeError, no silent compilation."""
-        if self._compiled is None:
-            with _compiling, _our_cache():
-                self._compiled = njit(self._signature, cache=True, nogil=True, **OPTIONS)(self._function)
-        return self._compiled
+    def __getattr__(self, name: str) -> Any:
+        if name != "call":
+            raise AttributeError(name)
+        with _compiling, _our_cache():
+            # Other argument types are a TypeError: no silent compilation.
+            self.call = njit(self._signature, cache=True, nogil=True, **OPTIONS)(self._function)
+        return self.call
 
 
 def entry(signature: str) -> Callable[[Callable[..., Any]], Entry]:

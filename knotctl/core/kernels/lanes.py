@@ -7,6 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from knotctl.core.kernels.machine import intrinsic
 from knotctl.core.kernels.simd import (
@@ -40,6 +41,32 @@ def total(typing: Any, x: Any) -> Any:
         return _fold(b, a[0], b.fadd if x.element == "f32" else b.add)
 
     return ELEMENTS[x.element][1](x), generate
+
+
+@intrinsic
+def totals(typing: Any, vectors: Any) -> Any:
+    """Return in lane i the `total` of the i-th of 16 vectors: the same sums, two vectors to a register.
+
+    Each round adds halves of pairs of vectors, so what a lane holds is followed here, and the last shuffle sorts it.
+    """
+
+    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
+        # A register and, for each lane, (vector it belongs to, index among that vector's lanes that are left).
+        parts = [(x, [(v, lane) for lane in range(16)]) for v, x in enumerate(cgutils.unpack_tuple(b, a[0]))]
+        for half in (8, 4, 2, 1):
+            merged = []
+            for (x, of_x), (y, of_y) in zip(parts[::2], parts[1::2], strict=True):
+                both = of_x + of_y
+                low = [i for i, (_, lane) in enumerate(both) if lane < half]
+                place = {key: i for i, key in enumerate(both)}
+                high = [place[v, lane + half] for v, lane in (both[i] for i in low)]
+                sums = b.fadd(b.shuffle_vector(x, y, pick(low)), b.shuffle_vector(x, y, pick(high)))
+                merged.append((sums, [both[i] for i in low]))
+            parts = merged
+        ((x, of_x),) = parts
+        return b.shuffle_vector(x, x, pick([of_x.index((v, 0)) for v in range(16)]))
+
+    return f32x16(types.UniTuple(f32x16, 16)), generate
 
 
 @intrinsic

@@ -83,6 +83,9 @@ def prefetch(typing: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
+REPORT = 128  # where a kernel writes a number other than 0 to report it: bytes behind its arguments
+
+
 @intrinsic
 def arguments(typing: Any, args: Any, n: Any) -> Any:
     """Return the first n (a literal) int64 of a kernel's arguments as a tuple."""

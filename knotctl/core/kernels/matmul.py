@@ -1,10 +1,11 @@
 """Matrix times activations on the quantised blocks, one definition of a result for every kernel.
 
-For output (row r, token t) of a quantised type, over the blocks in ascending order, from +0, each step one f32
-operation (products and sums are never fused):
+For output (row r, token t) of a quantised type: two sums, of the first and of the second planes of the activations
+(quantize.py), added at the end. Each goes over the blocks in ascending order (those that have a second plane), from
++0, each step one f32 operation (products and sums are never fused):
 
     isum = sum of the integer products, each group times its integer scale     (int32, exact)
-    f    = f + float(isum)·(d·a)             a: the activations' scale
+    f    = f + float(isum)·(d·a)             a: the plane's scale
     f    = f - float(msum)·(dmin·a)          Q4_K, Q5_K: msum = sum of min · sum of quants   (int32, exact)
     f    = f + m·(a·float(sum of quants))    Q4_1, Q5_1
 
@@ -22,13 +23,22 @@ from knotctl.core.kernels.decode import check_computable
 from knotctl.core.kernels.floats import float_rows
 from knotctl.core.kernels.jit import Kernel, inner
 from knotctl.core.kernels.machine import arguments
-from knotctl.core.kernels.quantize import Activations, activation_kind, address, quantize
+from knotctl.core.kernels.quantize import (
+    BYTES_32,
+    BYTES_256,
+    TOKENS,
+    Activations,
+    activation_kind,
+    address,
+    planes_at,
+    quantize,
+)
+from knotctl.core.kernels.simd import load_i64
 from knotctl.core.kernels.threads import get_threads, run
 from knotctl.core.kernels.tiles import (
     D32,
     SCRATCH_BYTES,
     SUMS,
-    TOKENS,
     clear_sums,
     multiply_32,
     multiply_32_m,
@@ -60,141 +70,182 @@ def _first(tile, rows):
 @Kernel
 def q4_k(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, tokens, all_tokens, quants, scales, sums, out, width = arguments(args, 11)
+    w, stride, blocks, rows, tokens, part, all_tokens, out, width = arguments(args, 9)
+    first, plane = planes_at(part, blocks, tokens), tokens * BYTES_256
     for tile in range(begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(blocks):
-            u = b * all_tokens
             unpack_q4_k(at + 144 * b, stride, scratch, ahead + 16 * 144 * b)
-            multiply_k(scratch, tokens, quants + 256 * u, sums + 16 * u, scales + 4 * u, f)
+            multiply_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
+            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
+            if count:
+                multiply_k(scratch, count, listed, first + (blocks + b) * plane, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
 
 
 @Kernel
 def q5_k(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, tokens, all_tokens, quants, scales, sums, out, width = arguments(args, 11)
+    w, stride, blocks, rows, tokens, part, all_tokens, out, width = arguments(args, 9)
+    first, plane = planes_at(part, blocks, tokens), tokens * BYTES_256
     for tile in range(begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(blocks):
-            u = b * all_tokens
             unpack_q5_k(at + 176 * b, stride, scratch, ahead + 16 * 176 * b)
-            multiply_k(scratch, tokens, quants + 256 * u, sums + 16 * u, scales + 4 * u, f)
+            multiply_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
+            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
+            if count:
+                multiply_k(scratch, count, listed, first + (blocks + b) * plane, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
 
 
 @Kernel
 def q6_k(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, tokens, all_tokens, quants, scales, sums, out, width = arguments(args, 11)
+    w, stride, blocks, rows, tokens, part, all_tokens, out, width = arguments(args, 9)
+    first, plane = planes_at(part, blocks, tokens), tokens * BYTES_256
     for tile in range(begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(blocks):
-            u = b * all_tokens
             unpack_q6_k(at + 210 * b, stride, scratch, ahead + 16 * 210 * b)
-            multiply_q6_k(scratch, tokens, quants + 256 * u, sums + 64 * u, scales + 4 * u, f)
+            multiply_q6_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
+            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
+            if count:
+                multiply_q6_k(scratch, count, listed, first + (blocks + b) * plane, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
 
 
 @Kernel
 def q4_0(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, tokens, all_tokens, quants, scales, sums, out, width = arguments(args, 11)
+    w, stride, blocks, rows, tokens, part, all_tokens, out, width = arguments(args, 9)
+    first, plane = planes_at(part, blocks, tokens), tokens * BYTES_32
     for tile in range(begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(0, blocks, 8):
-            n, u = min(8, blocks - b), b * all_tokens
+            n = min(8, blocks - b)
             for i in range(n):
-                to, k = scratch + 512 * i, 18 * (b + i)
-                unpack_q4_0(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
-            multiply_32(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 8, False)
+                unpack_q4_0(
+                    at + 18 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 18 * (b + i)
+                )
+            multiply_32(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 8, False)
+            for i in range(n):
+                count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
+                if count:
+                    s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
+                    multiply_32(s, d, 1, count, listed, p, tokens, f + 64 * tokens, 8, False)
         write_sums(f, tokens, out + 4 * r, width)
 
 
 @Kernel
 def q4_1(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, tokens, all_tokens, quants, scales, sums, out, width = arguments(args, 11)
+    w, stride, blocks, rows, tokens, part, all_tokens, out, width = arguments(args, 9)
+    first, plane = planes_at(part, blocks, tokens), tokens * BYTES_32
     for tile in range(begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(0, blocks, 8):
-            n, u = min(8, blocks - b), b * all_tokens
+            n = min(8, blocks - b)
             for i in range(n):
-                to, k = scratch + 512 * i, 20 * (b + i)
-                unpack_q4_1(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
-            multiply_32_m(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f)
+                unpack_q4_1(
+                    at + 20 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 20 * (b + i)
+                )
+            multiply_32_m(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f)
+            for i in range(n):
+                count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
+                if count:
+                    s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
+                    multiply_32_m(s, d, 1, count, listed, p, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
 
 
 @Kernel
 def q5_0(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, tokens, all_tokens, quants, scales, sums, out, width = arguments(args, 11)
+    w, stride, blocks, rows, tokens, part, all_tokens, out, width = arguments(args, 9)
+    first, plane = planes_at(part, blocks, tokens), tokens * BYTES_32
     for tile in range(begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(0, blocks, 8):
-            n, u = min(8, blocks - b), b * all_tokens
+            n = min(8, blocks - b)
             for i in range(n):
-                to, k = scratch + 512 * i, 22 * (b + i)
-                unpack_q5_0(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
-            multiply_32(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 16, False)
+                unpack_q5_0(
+                    at + 22 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 22 * (b + i)
+                )
+            multiply_32(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 16, False)
+            for i in range(n):
+                count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
+                if count:
+                    s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
+                    multiply_32(s, d, 1, count, listed, p, tokens, f + 64 * tokens, 16, False)
         write_sums(f, tokens, out + 4 * r, width)
 
 
 @Kernel
 def q5_1(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, tokens, all_tokens, quants, scales, sums, out, width = arguments(args, 11)
+    w, stride, blocks, rows, tokens, part, all_tokens, out, width = arguments(args, 9)
+    first, plane = planes_at(part, blocks, tokens), tokens * BYTES_32
     for tile in range(begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(0, blocks, 8):
-            n, u = min(8, blocks - b), b * all_tokens
+            n = min(8, blocks - b)
             for i in range(n):
-                to, k = scratch + 512 * i, 24 * (b + i)
-                unpack_q5_1(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
-            multiply_32_m(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f)
+                unpack_q5_1(
+                    at + 24 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 24 * (b + i)
+                )
+            multiply_32_m(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f)
+            for i in range(n):
+                count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
+                if count:
+                    s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
+                    multiply_32_m(s, d, 1, count, listed, p, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
 
 
 @Kernel
 def q8_0(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, tokens, all_tokens, quants, scales, sums, out, width = arguments(args, 11)
+    w, stride, blocks, rows, tokens, part, all_tokens, out, width = arguments(args, 9)
+    first, plane = planes_at(part, blocks, tokens), tokens * BYTES_32
     for tile in range(begin, end):
         r, f = _first(tile, rows), scratch + SUMS
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(0, blocks, 8):
-            n, u = min(8, blocks - b), b * all_tokens
+            n = min(8, blocks - b)
             for i in range(n):
-                to, k = scratch + 512 * i, 34 * (b + i)
-                unpack_q8_0(at + k, stride, to, scratch + D32 + 64 * i, ahead + 16 * k)
-            multiply_32(scratch, n, tokens, all_tokens, quants + 32 * u, sums + 4 * u, scales + 4 * u, f, 128, True)
+                unpack_q8_0(
+                    at + 34 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 34 * (b + i)
+                )
+            multiply_32(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 128, True)
+            for i in range(n):
+                count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
+                if count:
+                    s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
+                    multiply_32(s, d, 1, count, listed, p, tokens, f + 64 * tokens, 128, True)
         write_sums(f, tokens, out + 4 * r, width)
 
 
 _TILES = {
     "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,
 }  # fmt: skip
-# Which sums of the activations a type needs, and their bytes a token of a block.
-_SUMS = {
-    "Q4_0": ("sums", 4), "Q4_1": ("more", 4), "Q5_0": ("sums", 4), "Q5_1": ("more", 4), "Q8_0": ("sums", 4),
-    "Q4_K": ("sums", 16), "Q5_K": ("sums", 16), "Q6_K": ("more", 64),
-}  # fmt: skip
+_ALL = np.arange(TOKENS, dtype=np.uint16)  # the list of all tokens of a part
+_ALL_AT = address(_ALL)
 # Units a thread should find: enough that a core that is slower, or taken away for a while, delays nobody.
 _SHARES = 8
 
@@ -221,17 +272,8 @@ def matmul(
     else:
         n, units = columns // qtype.block, -(-rows // 16)
         grain = max(1, units // (_SHARES * get_threads()))
-        quants, scales, weights = address(acts.quants), address(acts.scales), address(blocks)
-        sums_of, of_token = _SUMS[qtype.name]
-        sums = address(getattr(acts, sums_of))
-        target, width = address(out) + 4 * row, out.strides[0] // 4
-        for t in range(0, acts.tokens, TOKENS):
-            some = min(TOKENS, acts.tokens - t)
-            at = quants + qtype.block * t, scales + 4 * t, sums + of_token * t, target + 4 * width * t, width
-            run(
-                _TILES[qtype.name],
-                units,
-                grain,
-                (weights, row_bytes, n, rows, some, acts.tokens, *at),
-                SCRATCH_BYTES,
-            )
+        weights, target, width = address(blocks), address(out) + 4 * row, out.strides[0] // 4
+        for tokens, _, part in acts.parts:
+            args = weights, row_bytes, n, rows, tokens, part, _ALL_AT, target, width
+            run(_TILES[qtype.name], units, grain, args, SCRATCH_BYTES)
+            target += 4 * width * tokens

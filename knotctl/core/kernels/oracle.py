@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from knotctl.core.kernels import functions as fn
 from knotctl.core.kernels.decode import Buffer, decode_rows, unpack_blocks
+from knotctl.core.kernels.quantize import TINY, TOWERS
 from knotctl.core.qtypes import QType
 
 F32 = NDArray[np.float32]
@@ -29,14 +30,21 @@ def lane_sum(x: F32) -> F32:
     return lanes[..., 0]
 
 
-def quantize(x: F32, block: int) -> tuple[NDArray[np.int8], F32]:
-    """Return i8[T, K] and scales f32[T, K / block]."""
+def quantize(x: F32, block: int) -> list[tuple[NDArray[np.int8], F32]]:
+    """Return two planes, each quants i8[T, K / block, block] and scales f32[T, K / block]; 0 where there is none."""
     blocks = x.reshape(len(x), -1, block)
     most = np.abs(blocks).max(axis=2)
-    used = most >= f32(1e-35)
+    used = most >= f32(TINY)
     scales = np.where(used, most / f32(127), f32(0))
     inverse = np.where(used, f32(127) / np.where(used, most, f32(1)), f32(0))
-    return np.rint(blocks * inverse[:, :, None]).astype(np.int8).reshape(x.shape), scales
+    quants = np.rint(blocks * inverse[:, :, None])
+    limit = np.sqrt(lane_sum(x * x) / f32(x.shape[1])) * f32(TOWERS)
+    towers = used & (most > limit[:, None])
+    rest = blocks - scales[:, :, None] * quants
+    quants2 = np.where(towers[:, :, None], np.rint(rest * (inverse * f32(254))[:, :, None]), f32(0))
+    assert np.abs(quants2).max(initial=0) <= 127
+    scales2 = np.where(towers, scales / f32(254), f32(0))
+    return [(quants.astype(np.int8), scales), (quants2.astype(np.int8), scales2)]
 
 
 def matmul(qtype: QType, raw: Buffer, columns: int, x: F32) -> F32:
@@ -44,28 +52,32 @@ def matmul(qtype: QType, raw: Buffer, columns: int, x: F32) -> F32:
     if qtype.block == 1:
         w = decode_rows(qtype, raw, columns)
         return np.stack([lane_sum(w * row) for row in x])
-    quants, scales = quantize(x, qtype.block)
     n = columns // qtype.block
     taken = unpack_blocks(qtype, raw)
     rows = len(taken.d) // n
-    a = quants.astype(np.int64).reshape(len(x), n, qtype.block)
-    f = np.zeros((len(x), rows), f32)
-    d = taken.d.reshape(rows, n)
-    m = None if taken.m is None else taken.m.reshape(rows, n)
     groups = 1 if taken.scales is None else taken.scales.shape[1]
     wq = taken.quants.astype(np.int64).reshape(rows, n, groups, -1)
     if taken.scales is not None:
         wq = wq * taken.scales.reshape(rows, n, groups, 1)
-    for b in range(n):
-        isum = a[:, b] @ wq[:, b].reshape(rows, -1).T
-        assert np.abs(isum).max(initial=0) < 2**31
-        f = f + isum.astype(f32) * (d[None, :, b] * scales[:, b, None])
-        if m is not None and taken.mins is not None:
-            msum = a[:, b].reshape(len(x), 8, 32).sum(2) @ taken.mins.reshape(rows, n, 8)[:, b].T
-            f = f + msum.astype(f32) * -(m[None, :, b] * scales[:, b, None])
-        elif m is not None:
-            f = f + m[None, :, b] * (scales[:, b, None] * a[:, b].sum(1)[:, None].astype(f32))
-    return f
+    d = taken.d.reshape(rows, n).T
+    m = None if taken.m is None else taken.m.reshape(rows, n).T
+    mins = None if taken.mins is None else taken.mins.reshape(rows, n, 8)
+    sums = []
+    for quants, scales in quantize(x, qtype.block):
+        f = np.zeros((len(x), rows), f32)
+        for b in range(n):
+            q, a = quants[:, b].astype(np.int64), scales[:, b, None]
+            isum = q @ wq[:, b].reshape(rows, qtype.block).T
+            assert np.abs(isum).max(initial=0) < 2**31
+            y = f + isum.astype(f32) * (d[b] * a)
+            if m is not None and mins is not None:
+                msum = q.reshape(len(x), 8, 32).sum(2) @ mins[:, b].T
+                y = y - msum.astype(f32) * (m[b] * a)
+            elif m is not None:
+                y = y + m[b] * (a * q.sum(1)[:, None].astype(f32))
+            f = np.where(a != 0, y, f)
+        sums.append(f)
+    return sums[0] + sums[1]
 
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:

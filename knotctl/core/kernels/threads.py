@@ -16,14 +16,14 @@ import numpy as np
 
 from knotctl.core.errors import UsageError
 from knotctl.core.kernels.jit import Kernel, entry, inner
-from knotctl.core.kernels.machine import atomic_add, atomic_load, call, pause, sched_yield
+from knotctl.core.kernels.machine import REPORT, atomic_add, atomic_load, call, pause, sched_yield
 from knotctl.core.kernels.simd import load_i64, store_i64
 
 MAX_THREADS = 256
 MAX_ARGS = 16
 
 # Words of the pool, each group on a cache line of its own (in bytes from its start).
-_TICKET, _INSIDE, _NEXT, _JOB, _ARGS, _WORKERS = 0, 64, 128, 192, 256, 448
+_TICKET, _INSIDE, _NEXT, _JOB, _ARGS, _REPORT, _WORKERS = 0, 64, 128, 192, 256, 256 + REPORT, 448
 _POOL_BYTES = 512
 # Spins before yielding: with other processes on the cores, 2000 cost least (100 and no yield at all were far worse).
 _SPINS = 2000
@@ -77,7 +77,7 @@ def _serve(pool, who):
                 return
 
 
-@entry("void(" + "int64, " * 21 + "int64)")
+@entry("int64(" + "int64, " * 21 + "int64)")
 def _launch(
     pool, kernel, units, grain, scratch, stride, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15
 ):
@@ -98,9 +98,10 @@ def _launch(
     store_i64(args + 104, a13)
     store_i64(args + 112, a14)
     store_i64(args + 120, a15)
+    store_i64(pool + _REPORT, 0)
     if units <= grain or atomic_load(pool + _WORKERS) == 0:
         call(kernel, args, scratch, 0, units)
-        return
+        return load_i64(pool + _REPORT)
     store_i64(pool + _JOB, kernel)
     store_i64(pool + _JOB + 8, units)
     store_i64(pool + _JOB + 16, grain)
@@ -117,6 +118,7 @@ def _launch(
             pause()
         else:
             sched_yield()
+    return load_i64(pool + _REPORT)
 
 
 def _resize(n: int) -> None:
@@ -130,7 +132,7 @@ def _resize(n: int) -> None:
 
 
 def _worker(who: int) -> None:
-    serve = _serve.get()
+    serve = _serve.call
     bell = threading.Semaphore(0)
     while who <= _memory[_WORKERS_AT]:
         serve(_pool, who)
@@ -172,8 +174,8 @@ def _prepare(scratch_bytes: int) -> None:
 _ZEROS = [(0,) * (MAX_ARGS - n) for n in range(MAX_ARGS + 1)]
 
 
-def run(kernel: Kernel, units: int, grain: int, args: tuple[int, ...], scratch_bytes: int = 0) -> None:
-    """Call kernel(args, scratch, begin, end) over the units, at most `grain` of them a call, on all threads.
+def run(kernel: Kernel, units: int, grain: int, args: tuple[int, ...], scratch_bytes: int = 0) -> int:
+    """Call kernel(args, scratch, begin, end) over the units, at most `grain` a call; return what it reported, or 0.
 
     Units: scratch_bytes of each thread; a scratch begins at a multiple of 64.
     """
@@ -183,7 +185,7 @@ def run(kernel: Kernel, units: int, grain: int, args: tuple[int, ...], scratch_b
         if _sleeping and units > grain:
             while _sleeping:
                 _sleeping.pop().release()
-        _launch.get()(
+        return _launch.call(
             _pool, kernel.address, units, grain, _scratch_base, _scratch_bytes, *args, *_ZEROS[len(args)]
         )  # fmt: skip
 

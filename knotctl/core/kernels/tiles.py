@@ -3,7 +3,8 @@
 Rows are the 16 lanes, so all scales of a block are plain 16-lane integers, the float steps of matmul.py's definition
 are 16-lane ones, and neighbours in a vector cannot touch each other. A thread's scratch holds, for the block at hand
 (offsets below): 64 vectors of weights, vector i the 4 elements 4i … 4i+3 of each row as unsigned bytes; scales; mins
-in pairs of int16; d and m. Behind them lie the float sums of the tile, 16 a token.
+in pairs of int16; d and m. Behind them lie the float sums of the tile, 16 a token: those of the first planes, then
+those of the second ones. Multiplying takes a list of tokens (u16), whose sums it adds to.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from knotctl.core.kernels.dots import dot_bytes, dot_small, dot_words
 from knotctl.core.kernels.jit import inner
 from knotctl.core.kernels.lanes import splat_bytes, to_f32
+from knotctl.core.kernels.quantize import BYTES_32, TOKENS
 from knotctl.core.kernels.simd import (
     add,
     load_f32,
@@ -20,6 +22,7 @@ from knotctl.core.kernels.simd import (
     load_i8x64,
     load_i32,
     load_i32x16,
+    load_u16,
     mul,
     splat_f32x16,
     splat_i32x16,
@@ -33,9 +36,7 @@ from knotctl.core.kernels.simd import (
 SCALES, MINS, D, M, SUMS = 4096, 5120, 5376, 5440, 5504
 # Eight blocks of a 32-element type lie where one of 256 does; d and m of each in place of the scales.
 D32, M32 = 4096, 4608
-# Tokens at a time: their sums (32 KiB) and the activations of a block (128 KiB) stay in the second-level cache.
-TOKENS = 512
-SCRATCH_BYTES = SUMS + 64 * TOKENS
+SCRATCH_BYTES = SUMS + 2 * 64 * TOKENS
 
 
 @inner
@@ -60,14 +61,17 @@ def _step_k(s, f, isum, sums, a):
 
 
 @inner
-def multiply_k(s, tokens, quants, sums, scales, f):
-    """Multiply the block in s with its activations: Q4_K and Q5_K.
+def _sums_of(f, listed, i):
+    return f + 64 * np.int64(load_u16(listed + 2 * i))
 
-    Shapes: quants i8[T, 256], sums i16[T, 8], scales f32[T], f f32[T, 16].
-    """
+
+@inner
+def multiply_k(s, count, listed, plane, tokens, f):
+    """Multiply the block in s with `count` activations of a plane with room for `tokens`: Q4_K and Q5_K."""
+    sums, scales = plane + 256 * tokens, plane + 336 * tokens
     t = 0
-    while t + 4 <= tokens:
-        a = quants + 256 * t
+    while t + 4 <= count:
+        a = plane + 256 * t
         x0, x1, x2, x3 = zero_i32x16(), zero_i32x16(), zero_i32x16(), zero_i32x16()
         for j in range(8):
             w, k = s + 512 * j, a + 32 * j
@@ -78,20 +82,20 @@ def multiply_k(s, tokens, quants, sums, scales, f):
             y0, y1, y2, y3 = _four(y0, w, k), _four(y1, w, k + 256), _four(y2, w, k + 512), _four(y3, w, k + 768)
             x0, x1 = add(x0, mul(y0, scale)), add(x1, mul(y1, scale))
             x2, x3 = add(x2, mul(y2, scale)), add(x3, mul(y3, scale))
-        to, m, d = f + 64 * t, sums + 16 * t, scales + 4 * t
-        _step_k(s, to, x0, m, load_f32(d))
-        _step_k(s, to + 64, x1, m + 16, load_f32(d + 4))
-        _step_k(s, to + 128, x2, m + 32, load_f32(d + 8))
-        _step_k(s, to + 192, x3, m + 48, load_f32(d + 12))
+        m, d = sums + 16 * t, scales + 4 * t
+        _step_k(s, _sums_of(f, listed, t), x0, m, load_f32(d))
+        _step_k(s, _sums_of(f, listed, t + 1), x1, m + 16, load_f32(d + 4))
+        _step_k(s, _sums_of(f, listed, t + 2), x2, m + 32, load_f32(d + 8))
+        _step_k(s, _sums_of(f, listed, t + 3), x3, m + 48, load_f32(d + 12))
         t += 4
-    while t < tokens:
-        a = quants + 256 * t
+    while t < count:
+        a = plane + 256 * t
         x0 = zero_i32x16()
         for j in range(8):
             w, k = s + 512 * j, a + 32 * j
             y0 = _four(_four(zero_i32x16(), w, k), w + 256, k + 16)
             x0 = add(x0, mul(y0, load_i32x16(s + SCALES + 64 * j)))
-        _step_k(s, f + 64 * t, x0, sums + 16 * t, load_f32(scales + 4 * t))
+        _step_k(s, _sums_of(f, listed, t), x0, sums + 16 * t, load_f32(scales + 4 * t))
         t += 1
 
 
@@ -102,14 +106,12 @@ def _step_q6_k(s, f, isum, a):
 
 
 @inner
-def multiply_q6_k(s, tokens, quants, offsets, scales, f):
-    """Multiply the Q6_K block in s with its activations; a quant of -32 … 31 was stored plus 32.
-
-    Shapes: quants i8[T, 256], offsets i32[T, 16] (-32 · the sum of 16 quants), scales f32[T], f f32[T, 16].
-    """
+def multiply_q6_k(s, count, listed, plane, tokens, f):
+    """Multiply the Q6_K block in s, whose quants were stored plus 32, with `count` activations of a plane."""
+    offsets, scales = plane + 272 * tokens, plane + 336 * tokens
     t = 0
-    while t + 4 <= tokens:
-        a, o = quants + 256 * t, offsets + 64 * t
+    while t + 4 <= count:
+        a, o = plane + 256 * t, offsets + 64 * t
         x0, x1, x2, x3 = zero_i32x16(), zero_i32x16(), zero_i32x16(), zero_i32x16()
         for j in range(16):
             w, k, n = s + 256 * j, a + 16 * j, o + 4 * j
@@ -120,19 +122,19 @@ def multiply_q6_k(s, tokens, quants, offsets, scales, f):
             y3 = _four(splat_i32x16(load_i32(n + 192)), w, k + 768)
             x0, x1 = add(x0, mul(y0, scale)), add(x1, mul(y1, scale))
             x2, x3 = add(x2, mul(y2, scale)), add(x3, mul(y3, scale))
-        to, d = f + 64 * t, scales + 4 * t
-        _step_q6_k(s, to, x0, load_f32(d))
-        _step_q6_k(s, to + 64, x1, load_f32(d + 4))
-        _step_q6_k(s, to + 128, x2, load_f32(d + 8))
-        _step_q6_k(s, to + 192, x3, load_f32(d + 12))
+        d = scales + 4 * t
+        _step_q6_k(s, _sums_of(f, listed, t), x0, load_f32(d))
+        _step_q6_k(s, _sums_of(f, listed, t + 1), x1, load_f32(d + 4))
+        _step_q6_k(s, _sums_of(f, listed, t + 2), x2, load_f32(d + 8))
+        _step_q6_k(s, _sums_of(f, listed, t + 3), x3, load_f32(d + 12))
         t += 4
-    while t < tokens:
-        a, o = quants + 256 * t, offsets + 64 * t
+    while t < count:
+        a, o = plane + 256 * t, offsets + 64 * t
         x0 = zero_i32x16()
         for j in range(16):
             y0 = _four(splat_i32x16(load_i32(o + 4 * j)), s + 256 * j, a + 16 * j)
             x0 = add(x0, mul(y0, load_i32x16(s + SCALES + 64 * j)))
-        _step_q6_k(s, f + 64 * t, x0, load_f32(scales + 4 * t))
+        _step_q6_k(s, _sums_of(f, listed, t), x0, load_f32(scales + 4 * t))
         t += 1
 
 
@@ -153,89 +155,92 @@ def _step_32(f, isum, d, a):
 
 
 @inner
-def multiply_32(s, blocks, tokens, all_tokens, quants, sums, scales, f, offset, wide):
-    """Multiply the blocks of 32 in s with their activations; a quant was stored plus `offset`.
+def _start(sums, t, offset):
+    return splat_i32x16(np.int32(load_i32(sums + 4 * t) * -offset))
 
-    Shapes: for each block, all_tokens apart: quants i8[T, 32], sums i32[T], scales f32[T]; f f32[T, 16].
-    """
+
+@inner
+def multiply_32(s, d, blocks, count, listed, plane, tokens, f, offset, wide):
+    """Multiply blocks of 32 in s, whose quants were stored plus `offset`, with `count` activations of their planes."""
     t = 0
-    while t + 4 <= tokens:
-        to = f + 64 * t
-        f0, f1, f2, f3 = load_f32x16(to), load_f32x16(to + 64), load_f32x16(to + 128), load_f32x16(to + 192)
+    while t + 4 <= count:
+        to0, to1 = _sums_of(f, listed, t), _sums_of(f, listed, t + 1)
+        to2, to3 = _sums_of(f, listed, t + 2), _sums_of(f, listed, t + 3)
+        f0, f1, f2, f3 = load_f32x16(to0), load_f32x16(to1), load_f32x16(to2), load_f32x16(to3)
         for b in range(blocks):
-            w, u = s + 512 * b, t + b * all_tokens
-            a, n, scale, d = quants + 32 * u, sums + 4 * u, scales + 4 * u, load_f32x16(s + D32 + 64 * b)
-            x0 = _eight(splat_i32x16(np.int32(load_i32(n) * -offset)), w, a, wide)
-            x1 = _eight(splat_i32x16(np.int32(load_i32(n + 4) * -offset)), w, a + 32, wide)
-            x2 = _eight(splat_i32x16(np.int32(load_i32(n + 8) * -offset)), w, a + 64, wide)
-            x3 = _eight(splat_i32x16(np.int32(load_i32(n + 12) * -offset)), w, a + 96, wide)
-            f0, f1 = _step_32(f0, x0, d, scale), _step_32(f1, x1, d, scale + 4)
-            f2, f3 = _step_32(f2, x2, d, scale + 8), _step_32(f3, x3, d, scale + 12)
-        store_f32x16(to, f0)
-        store_f32x16(to + 64, f1)
-        store_f32x16(to + 128, f2)
-        store_f32x16(to + 192, f3)
+            w, p, scale = s + 512 * b, plane + BYTES_32 * b * tokens, load_f32x16(d + 64 * b)
+            k, sums, a = p + 32 * t, p + 32 * tokens, p + 36 * tokens + 4 * t
+            x0 = _eight(_start(sums, t, offset), w, k, wide)
+            x1 = _eight(_start(sums, t + 1, offset), w, k + 32, wide)
+            x2 = _eight(_start(sums, t + 2, offset), w, k + 64, wide)
+            x3 = _eight(_start(sums, t + 3, offset), w, k + 96, wide)
+            f0, f1 = _step_32(f0, x0, scale, a), _step_32(f1, x1, scale, a + 4)
+            f2, f3 = _step_32(f2, x2, scale, a + 8), _step_32(f3, x3, scale, a + 12)
+        store_f32x16(to0, f0)
+        store_f32x16(to1, f1)
+        store_f32x16(to2, f2)
+        store_f32x16(to3, f3)
         t += 4
-    while t < tokens:
-        f0 = load_f32x16(f + 64 * t)
+    while t < count:
+        to = _sums_of(f, listed, t)
+        f0 = load_f32x16(to)
         for b in range(blocks):
-            u = t + b * all_tokens
-            start = splat_i32x16(np.int32(load_i32(sums + 4 * u) * -offset))
-            x0 = _eight(start, s + 512 * b, quants + 32 * u, wide)
-            f0 = _step_32(f0, x0, load_f32x16(s + D32 + 64 * b), scales + 4 * u)
-        store_f32x16(f + 64 * t, f0)
+            p = plane + BYTES_32 * b * tokens
+            x0 = _eight(_start(p + 32 * tokens, t, offset), s + 512 * b, p + 32 * t, wide)
+            f0 = _step_32(f0, x0, load_f32x16(d + 64 * b), p + 36 * tokens + 4 * t)
+        store_f32x16(to, f0)
         t += 1
 
 
 @inner
 def _step_32_m(f, isum, d, a, m, n):
-    return add(_step_32(f, isum, d, a), mul(m, splat_f32x16(load_f32(n))))
+    """Add a block's part where the weights have a minimum m; n is the address of the sum of quants."""
+    scaled = np.float32(load_f32(a) * np.float32(load_i32(n)))
+    return add(_step_32(f, isum, d, a), mul(m, splat_f32x16(scaled)))
 
 
 @inner
-def multiply_32_m(s, blocks, tokens, all_tokens, quants, scaled_sums, scales, f):
-    """Multiply the blocks of 32 in s with their activations: Q4_1 and Q5_1.
-
-    Shapes: for each block, all_tokens apart: quants i8[T, 32], scaled_sums f32[T] (scale · sum), scales f32[T];
-    f f32[T, 16].
-    """
+def multiply_32_m(s, d, blocks, count, listed, plane, tokens, f):
+    """Multiply blocks of 32 in s with `count` activations of their planes: Q4_1 and Q5_1."""
     t = 0
-    while t + 4 <= tokens:
-        to = f + 64 * t
-        f0, f1, f2, f3 = load_f32x16(to), load_f32x16(to + 64), load_f32x16(to + 128), load_f32x16(to + 192)
+    while t + 4 <= count:
+        to0, to1 = _sums_of(f, listed, t), _sums_of(f, listed, t + 1)
+        to2, to3 = _sums_of(f, listed, t + 2), _sums_of(f, listed, t + 3)
+        f0, f1, f2, f3 = load_f32x16(to0), load_f32x16(to1), load_f32x16(to2), load_f32x16(to3)
         for b in range(blocks):
-            w, u = s + 512 * b, t + b * all_tokens
-            a, n, scale = quants + 32 * u, scaled_sums + 4 * u, scales + 4 * u
-            d, m = load_f32x16(s + D32 + 64 * b), load_f32x16(s + M32 + 64 * b)
-            x0, x1 = _eight(zero_i32x16(), w, a, False), _eight(zero_i32x16(), w, a + 32, False)
-            x2, x3 = _eight(zero_i32x16(), w, a + 64, False), _eight(zero_i32x16(), w, a + 96, False)
-            f0, f1 = _step_32_m(f0, x0, d, scale, m, n), _step_32_m(f1, x1, d, scale + 4, m, n + 4)
-            f2, f3 = _step_32_m(f2, x2, d, scale + 8, m, n + 8), _step_32_m(f3, x3, d, scale + 12, m, n + 12)
-        store_f32x16(to, f0)
-        store_f32x16(to + 64, f1)
-        store_f32x16(to + 128, f2)
-        store_f32x16(to + 192, f3)
+            w, p = s + 512 * b, plane + BYTES_32 * b * tokens
+            scale, m = load_f32x16(d + 64 * b), load_f32x16(d + M32 - D32 + 64 * b)
+            k, n, a = p + 32 * t, p + 32 * tokens + 4 * t, p + 36 * tokens + 4 * t
+            x0, x1 = _eight(zero_i32x16(), w, k, False), _eight(zero_i32x16(), w, k + 32, False)
+            x2, x3 = _eight(zero_i32x16(), w, k + 64, False), _eight(zero_i32x16(), w, k + 96, False)
+            f0, f1 = _step_32_m(f0, x0, scale, a, m, n), _step_32_m(f1, x1, scale, a + 4, m, n + 4)
+            f2, f3 = _step_32_m(f2, x2, scale, a + 8, m, n + 8), _step_32_m(f3, x3, scale, a + 12, m, n + 12)
+        store_f32x16(to0, f0)
+        store_f32x16(to1, f1)
+        store_f32x16(to2, f2)
+        store_f32x16(to3, f3)
         t += 4
-    while t < tokens:
-        f0 = load_f32x16(f + 64 * t)
+    while t < count:
+        to = _sums_of(f, listed, t)
+        f0 = load_f32x16(to)
         for b in range(blocks):
-            u = t + b * all_tokens
-            x0 = _eight(zero_i32x16(), s + 512 * b, quants + 32 * u, False)
-            d, m = load_f32x16(s + D32 + 64 * b), load_f32x16(s + M32 + 64 * b)
-            f0 = _step_32_m(f0, x0, d, scales + 4 * u, m, scaled_sums + 4 * u)
-        store_f32x16(f + 64 * t, f0)
+            p = plane + BYTES_32 * b * tokens
+            n, a = p + 32 * tokens + 4 * t, p + 36 * tokens + 4 * t
+            x0 = _eight(zero_i32x16(), s + 512 * b, p + 32 * t, False)
+            f0 = _step_32_m(f0, x0, load_f32x16(d + 64 * b), a, load_f32x16(d + M32 - D32 + 64 * b), n)
+        store_f32x16(to, f0)
         t += 1
 
 
 @inner
 def clear_sums(f, tokens):
-    """Set the float sums to +0."""
-    for t in range(tokens):
+    """Set the float sums of both planes to +0."""
+    for t in range(2 * tokens):
         store_f32x16(f + 64 * t, zero_f32x16())
 
 
 @inner
 def write_sums(f, tokens, out, stride):
-    """Copy the float sums of 16 rows to their place in each token's row of the output."""
+    """Write the sum of both planes' sums of 16 rows to its place in each token's row of the output."""
     for t in range(tokens):
-        store_f32x16(out + 4 * t * stride, load_f32x16(f + 64 * t))
+        store_f32x16(out + 4 * t * stride, add(load_f32x16(f + 64 * t), load_f32x16(f + 64 * (tokens + t))))

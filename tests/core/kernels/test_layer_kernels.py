@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from knotctl.core.kernels import oracle
-from knotctl.core.kernels.attention import attention, store_kv
+from knotctl.core.kernels.attention import attention
 from knotctl.core.kernels.elementwise import add, add_bias, swiglu
 from knotctl.core.kernels.norm import rms_norm
 from knotctl.core.kernels.rope import rope
@@ -126,11 +126,3 @@ def test_keys_behind_the_query_are_never_read() -> None:
     out = np.empty_like(q)
     attention(q, k, v, 5, out)
     assert np.isfinite(out).all()
-
-
-def test_keys_and_values_are_stored_by_head() -> None:
-    new_k, new_v = normal(3, 2, 16), normal(3, 2, 16, seed=1)
-    k, v = np.zeros((2, 10, 16), np.float32), np.zeros((2, 10, 16), np.float32)
-    store_kv(new_k, new_v, 4, k, v)
-    assert same_bits(k[1, 5], new_k[1, 1]) and same_bits(v[0, 6], new_v[2, 0])
-    assert not k[:, :4].any() and not k[:, 7:].any()
