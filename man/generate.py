@@ -48,7 +48,7 @@ CACHE = {
     "It can be deleted at any time; knotctl makes it again.",
 }
 USES_CACHE = {"pull", "serve"}
-SEE_ALSO = ["knot(5)", "knot-frame(5)", "knot-glossary(7)"]
+SEE_ALSO = ["knot(5)", "knot-frame(5)", "knot-service(5)", "knot-glossary(7)"]
 
 # The tree in the order of the data path (DESIGN section 2), after the outside and the vocabulary that all parts share.
 FOLDERS = [
