@@ -117,7 +117,8 @@ def byte_of(token: str) -> int | None:
 
 def _byte_ids(vocabulary: Vocabulary) -> list[int]:
     """Return the token for each byte: its own, else the unknown token."""
-    found = {byte_of(vocabulary.tokens[i]): i for i in vocabulary.of_kind(Kind.BYTE)}
+    bytes_ = ((byte_of(vocabulary.tokens[i]), i) for i in vocabulary.of_kind(Kind.BYTE))
+    found = {byte: i for byte, i in bytes_ if byte is not None}
     if len(found) < 256 and vocabulary.unknown_id is None:
         lacks = next(b for b in range(256) if b not in found)
         raise bad_key("ggml.tokens", f"expected <0x{lacks:02X}> of kind byte, or an unknown token, found neither")

@@ -37,6 +37,8 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._encoder = encoder
         tokens = vocabulary.tokens
+        # A character takes at least one of a token's, stand-in or not.
+        self._longest = max(1, *map(len, tokens))
         self.control = SpecialMatcher({tokens[i]: i for i in vocabulary.control})
         self._user_defined = SpecialMatcher(
             {tokens[i]: i for i in vocabulary.of_kind(Kind.USER_DEFINED) if i not in vocabulary.control}
@@ -63,6 +65,13 @@ class Tokenizer:
                 else:
                     ids += self._encoder.encode(piece, at_start=at_start_here)
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """Return how many tokens text has at least, without encoding it: enough to refuse what is far too long.
+
+        Characters that the vocabulary has no bytes for, which encode leaves out, are counted.
+        """
+        return -(-len(text) // self._longest)
 
     def with_bos(self, ids: list[int]) -> list[int]:
         """Return the ids with the model's beginning of sequence before them, where it wants one and none is there."""

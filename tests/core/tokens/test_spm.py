@@ -66,6 +66,9 @@ def test_without_byte_tokens_the_unknown_token_stands_in() -> None:
     kinds = [1 if k == 6 else k for k in keys["tokenizer.ggml.token_type"]]
     tokenizer = load_tokenizer(keys | {"tokenizer.ggml.token_type": kinds})
     assert tokenizer.encode("🤖") == [IDS["<unk>"]] * 4
+    # a byte token that names no byte is none
+    odd = ["<0x0G>" if t == "<0x41>" else t for t in keys["tokenizer.ggml.tokens"]]
+    assert load_tokenizer(keys | {"tokenizer.ggml.tokens": odd}).encode("A") == [IDS["<unk>"]]
     # an id out of range is as none, also where this kind of model has a default
     keys |= {"tokenizer.ggml.token_type": kinds, "tokenizer.ggml.unknown_token_id": 1 << 20}
     with pytest.raises(ModelError, match="<0x00> of kind byte, or an unknown token, found neither"):

@@ -88,6 +88,14 @@ def test_long_and_strange_texts_come_back(tokenizer: Tokenizer) -> None:
         )
 
 
+@pytest.mark.parametrize("tokenizer", [BPE, SPM], ids=["bpe", "spm"])
+@given(st.text(st.sampled_from("hello wrd日a\t<|im_end|>🤖"), max_size=80))
+@settings(max_examples=100, deadline=None)
+def test_the_least_number_of_tokens_is_no_more_than_there_are(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, special=True))
+    assert tokenizer.least_tokens("a" * 10_000) > 10_000 // 20
+
+
 def test_pieces_show_what_a_token_is() -> None:
     ids = ids_of(BPE)
     assert BPE.piece(ids["Ġwor"]) == " wor"
@@ -160,3 +168,29 @@ def test_no_special_tokens_and_too_long_ones_split_nothing() -> None:
     assert SpecialMatcher({}).split("a") == ["a"]
     assert SpecialMatcher({"x" * (MAX_LENGTH + 1): 1, "": 2}).split("x" * 600) == ["x" * 600]
     assert SpecialMatcher({"<a>": 1}).split("") == []
+
+
+JUNK = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(1 << 63), 1 << 64), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("keys", [bpe_keys(), spm_keys()], ids=["bpe", "spm"])
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_a_file_says_it_loads_or_is_refused(keys: dict[str, object], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from([*keys, "tokenizer.ggml.eot_token_id", "tokenizer.chat_template"]))
+    good = keys.get(name)
+    if isinstance(good, list) and data.draw(st.booleans()):
+        i = data.draw(st.integers(0, len(good) - 1))
+        value: object = [*good[:i], data.draw(JUNK), *good[i + 1 :]]
+    else:
+        value = data.draw(JUNK)
+    try:
+        tokenizer = load_tokenizer({**keys, name: value})
+    except ModelError as e:
+        assert e.code in ("bad-tokenizer", "unsupported-tokenizer", "unsupported-pre-tokenizer")
+    else:
+        tokenizer.decode(tokenizer.encode("hello <|im_end|> 日", special=True), special=True)
