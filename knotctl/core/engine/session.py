@@ -14,8 +14,7 @@ from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
+from knotctl.core.engine.batch import compose, frame_of
 from knotctl.core.engine.pipeline import Pipeline, layer_spans, vocab_shards
 from knotctl.core.engine.speculate import MAX_DRAFT
 from knotctl.core.engine.stream import Step, Stream
@@ -23,20 +22,19 @@ from knotctl.core.errors import Cancelled, KnotctlError, RequestError
 from knotctl.core.kernels.threads import set_threads
 from knotctl.core.knot.reader import Knot, open_knot
 from knotctl.core.model.budget import MAX_CHUNK, Residency
+from knotctl.core.model.kv import kv_step
 from knotctl.core.model.station import Station, StationSpec
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.residency import Floats
 from knotctl.core.tokens.chat import ChatTemplate
 from knotctl.core.tokens.sampler import SamplingParams, sample
 from knotctl.core.tokens.tokenizer import load_tokenizer
-from knotctl.core.wire.frame import Frame, Segment
-from knotctl.core.wire.layout import Kind, Mode
 
 MAX_WAITING = 128
 # A memory budget may shorten the context, but not to where no conversation fits.
 LEAST_CONTEXT = 512
-# While others decode, a prompt enters in pieces this long, so that nobody's next token waits for all of it.
-SHARED_CHUNK = 64
+# A stream is let in when it and the others have room for this many more tokens each.
+HEADROOM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,86 +182,86 @@ class Engine:
             for stream in self._active:
                 if stream.cancelled:
                     self._leave(stream, "cancelled")
+            self._make_room()
             if self._active:
                 self._step()
 
     def _admit(self) -> None:
-        # In order of arrival, while there is room for all that each may come to need: nobody is thrown out later.
-        while self._waiting and len(self._active) < self._spec.max_batch:
-            stream = self._waiting[0]
+        """Let waiting streams in, in order of arrival, while there is room for them to start; the lock is held."""
+        for stream in self._waiting:
             if stream.cancelled or stream.max_tokens == 0:
                 stream.end("cancelled" if stream.cancelled else "length")
-            elif sum(s.reserved for s in self._active) + stream.reserved > self._room:
+        self._waiting = [s for s in self._waiting if s.finish_reason is None]
+        while self._waiting and len(self._active) < self._spec.max_batch:
+            stream = self._waiting[0]
+            if self._active and self._kv_need([*self._active, stream], HEADROOM) > self._room:
                 return
-            else:
-                stream.timings.started = time.perf_counter()
-                self._active = [*self._active, stream]
-            del self._waiting[0]
+            stream.timings.started = stream.timings.started or time.perf_counter()
+            self._active = [*self._active, self._waiting.pop(0)]
+
+    def _kv_need(self, streams: Sequence[Stream], more: int) -> int:
+        """Return the tokens of keys and values that the streams take when each has so many more."""
+        step = kv_step(self._room)
+        return sum(-(-(len(s.history) + min(more, s.left)) // step) * step for s in streams)
+
+    def _make_room(self) -> None:
+        # What a stream will come to need is not known, so more are let in than can end here together. When their keys
+        # and values fill the room the youngest waits for the others and replays its tokens then: they are the same.
+        while len(self._active) > 1 and self._kv_need(self._active, MAX_DRAFT + 1) > self._room:
+            youngest = self._active[-1]
+            self._pipeline.drop(youngest.request_id)
+            youngest.in_kv = 0
+            with self._wake:
+                self._active = self._active[:-1]
+                self._waiting.insert(0, youngest)
 
     def _step(self) -> None:
         """Take every active stream one step further: a piece of its prompt, or one token and what its draft gives."""
-        room = MAX_CHUNK if len(self._active) == 1 else SHARED_CHUNK
-        segments: list[Segment] = []
-        ids: list[int] = []
-        wanted: list[tuple[int, int]] = []
-        batch: list[Stream] = []
-        # Those that need one token come first: a prompt takes what room they leave.
-        for stream in sorted(self._active, key=lambda s: len(s.pending)):
-            pending = stream.pending[: max(1, room)]
-            if stream.in_kv + len(pending) == len(stream.history):
-                drafts = stream.draft(MAX_DRAFT // len(self._active)) if self._spec.speculate else []
-                wanted.append((len(segments), 1 + len(drafts)))
-                pending += drafts
-            room -= len(pending)
-            mode = Mode.PREFILL if not stream.tokens else Mode.VERIFY if len(pending) > 1 else Mode.DECODE
-            segments.append(Segment(stream.request_id, stream.in_kv, len(pending), mode))
-            ids += pending
-            batch.append(stream)
+        pieces = compose(self._active, speculate=self._spec.speculate)
 
         def check() -> None:
-            if all(s.cancelled for s in batch):
+            if all(p.stream.cancelled for p in pieces):
                 raise Cancelled("cancelled", "every request of the batch was cancelled")
 
-        payload = np.asarray(ids, np.int32).reshape(-1, 1)
-        frame = Frame(Kind.TOKENS, bytes.fromhex(self.knot_id), tuple(segments), payload, {"logits": wanted})
         try:
-            out = self._pipeline.run(frame, check)
-            for stream, segment in zip(batch, segments, strict=True):
-                stream.in_kv += segment.n_tokens
+            out = self._pipeline.run(frame_of(pieces, self.knot_id), check)
             self._kv_peak = max(self._kv_peak, self.stats()["kv_bytes"])
-            row = 0
-            for i, n in wanted:
-                self._sample(batch[i], out.payload[row : row + n], ids_of(segments, ids, i)[-n:])
-                row += n
         except Cancelled:
-            for stream in batch:
-                self._leave(stream, "cancelled")
-        except KnotctlError as e:
-            for stream in batch:
-                self._leave(stream, "error", e)
+            for piece in pieces:
+                self._leave(piece.stream, "cancelled")
+            return
         except Exception as e:
             # Whatever broke, nobody may wait for ever on a worker that has died.
-            for stream in batch:
-                self._leave(stream, "error", KnotctlError("internal", f"{type(e).__name__}: {e}"))
+            for piece in pieces:
+                self._leave(piece.stream, "error", as_error(e))
+            return
+        row = 0
+        for piece in pieces:
+            piece.stream.in_kv += len(piece.tokens)
+            try:
+                self._sample(piece.stream, out.payload[row : row + piece.wanted], piece.sampled_from)
+            except Exception as e:
+                self._leave(piece.stream, "error", as_error(e))
+            row += piece.wanted
 
     def _sample(self, stream: Stream, logits: Floats, fed: list[int]) -> None:
         """Sample the token behind each fed one, until one is not what was fed next.
 
-        Shapes: logits [n, vocab_size], the last n tokens fed, of which the first is certain and the others drafts.
+        Shapes: logits [n, vocab_size] behind the n tokens fed, of which the first is certain and the others drafts.
         """
-        accepted, last = 0, len(fed) - 1
+        accepted, drafted = 0, len(fed) - 1
         for row, scores in enumerate(logits):
             choice = sample(scores, stream.params, len(stream.history), stream.history)
             if not stream.emit(Step(choice.token, choice.logprob, choice.top)):
                 self._leave(stream, "stop")
                 break
-            if row == last or choice.token != fed[row + 1]:
+            if row == drafted or choice.token != fed[row + 1]:
                 break
             accepted += 1
-        if last:
-            stream.drafter.learn(last, accepted)
+        if drafted > 0:
+            stream.drafter.learn(drafted, accepted)
             # what the stations hold beyond the accepted tokens is overwritten by the next pass
-            stream.in_kv -= last - accepted
+            stream.in_kv -= drafted - accepted
 
     def _leave(self, stream: Stream, reason: str, error: KnotctlError | None = None) -> None:
         self._pipeline.drop(stream.request_id)
@@ -271,7 +269,6 @@ class Engine:
         stream.end(reason, error)
 
 
-def ids_of(segments: Sequence[Segment], ids: list[int], index: int) -> list[int]:
-    """Return the tokens of one segment of a batch."""
-    start = sum(s.n_tokens for s in segments[:index])
-    return ids[start : start + segments[index].n_tokens]
+def as_error(e: Exception) -> KnotctlError:
+    """Return an exception as the error that a stream ends with."""
+    return e if isinstance(e, KnotctlError) else KnotctlError("internal", f"{type(e).__name__}: {e}")

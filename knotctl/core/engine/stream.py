@@ -82,9 +82,9 @@ class Stream:
             raise self.error
 
     @property
-    def reserved(self) -> int:
-        """Tokens of keys and values that it may come to need."""
-        return len(self.prompt) + self.max_tokens
+    def left(self) -> int:
+        """Tokens that may still be generated."""
+        return self.max_tokens - len(self.tokens)
 
     @property
     def pending(self) -> list[int]:
@@ -93,7 +93,7 @@ class Stream:
 
     def draft(self, most: int) -> list[int]:
         """Return tokens that may follow the history, no more than can still be wanted of it."""
-        return self.drafter.draft(self.history, min(most, self.max_tokens - len(self.tokens) - 1))
+        return self.drafter.draft(self.history, min(most, self.left - 1))
 
     @property
     def cancelled(self) -> bool:

@@ -20,8 +20,6 @@ from knotctl.core.tensor.residency import Floats
 
 MAGIC = b"KNKV"
 META_CAP = 4096
-# Room is made in steps: doubling would hold up to twice what the budget counted.
-_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,20 @@ class KvShape:
         return 2 * len(self.span) * self.n_kv_heads * self.head_dim * 4
 
 
+def kv_step(limit: int) -> int:
+    """Return the tokens by which sessions that may hold `limit` tokens together make room.
+
+    Doubling would hold up to twice what the budget counted; a copy every 256 tokens costs less than a token's weights.
+    """
+    return max(1, min(256, limit // 32))
+
+
 class KvCache:
     """Keys and values of tokens [0, length) of one session, for the layers of one span."""
 
-    def __init__(self, shape: KvShape) -> None:
+    def __init__(self, shape: KvShape, step: int = 1) -> None:
         self.shape = shape
+        self._step = step
         self.length = 0
         self._data = self._allocate(0)
 
@@ -68,7 +75,7 @@ class KvCache:
         """
         self.length = position
         if position + count > self.capacity:
-            grown = self._allocate(-(-(position + count) // _STEP) * _STEP)
+            grown = self._allocate(-(-(position + count) // self._step) * self._step)
             grown[:, :, :, :position] = self._data[:, :, :, :position]
             self._data = grown
 

@@ -14,7 +14,7 @@ from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import MemoryPlan, Residency, plan_memory
 from knotctl.core.model.config import model_config
 from knotctl.core.model.forward import Rope, Rows, forward, head
-from knotctl.core.model.kv import KvCache, KvShape
+from knotctl.core.model.kv import KvCache, KvShape, kv_step
 from knotctl.core.model.phases import head_phase, layer_phases, rope_factors
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.residency import Floats, PhaseUse, Weights
@@ -108,7 +108,7 @@ class Station:
         """
         wanted = self._accept(frame)
         for s in frame.segments:
-            self.sessions.setdefault(s.request_id, KvCache(self.kv_shape)).prepare(s.position, s.n_tokens)
+            self._session(s.request_id).prepare(s.position, s.n_tokens)
         x = frame.payload.astype(np.float32)
         for batch in self._chunks(frame.segments):
             rows = slice(batch[0].start, batch[-1].end)
@@ -125,6 +125,11 @@ class Station:
     def drop(self, request_id: bytes) -> bool:
         """Forget a session; returns whether it was there."""
         return self.sessions.pop(request_id, None) is not None
+
+    def _session(self, request_id: bytes) -> KvCache:
+        if request_id not in self.sessions:
+            self.sessions[request_id] = KvCache(self.kv_shape, kv_step(self.plan.kv_tokens))
+        return self.sessions[request_id]
 
     def _accept(self, frame: Frame) -> Wanted:
         if frame.knot_id.hex() != self.knot.id:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from knotctl.core.engine.session import Engine, EngineSpec
-from knotctl.core.errors import RequestError, UsageError
+from knotctl.core.errors import KnotctlError, RequestError, UsageError
 from knotctl.core.model.budget import Residency
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tokens.sampler import SamplingParams
@@ -102,8 +102,10 @@ def test_a_cancelled_stream_ends_and_its_room_is_free_again(engine: Engine) -> N
     assert engine.stats()["kv_bytes"] == engine.stats()["running"] == 0
 
 
-def test_requests_wait_for_room_in_the_order_they_came(engine: Engine) -> None:
-    # each asks for more than half of the context, so that only one can run at a time
+def test_requests_that_outgrow_the_room_wait_and_replay_the_youngest_first(engine: Engine) -> None:
+    # each comes to need more than half of the context of 512, and none says so when it begins
+    prompts = [[*PROMPT, 100 + i] for i in range(3)]
+    alone = [tokens(engine, GREEDY, 300, prompt) for prompt in prompts]
     order: list[int] = []
     done = threading.Event()
 
@@ -113,14 +115,39 @@ def test_requests_wait_for_room_in_the_order_they_came(engine: Engine) -> None:
             done.set()
 
     streams = [
-        engine.submit(
-            PROMPT, GREEDY, 300, ignore_stop=True, notify=lambda step, i=i: ended(i) if step is None else None
-        )
-        for i in range(3)
+        engine.submit(prompt, GREEDY, 300, ignore_stop=True, notify=lambda s, i=i: None if s else ended(i))
+        for i, prompt in enumerate(prompts)
     ]
     assert done.wait(60)
-    assert [s.finish_reason for s in streams] == ["length"] * 3
+    assert [s.tokens for s in streams] == alone
     assert order == [0, 1, 2]
+    assert engine.stats()["kv_bytes"] == 0
+
+
+def test_a_request_that_left_while_it_waited_waits_no_more(path: str) -> None:
+    with Engine.open(path, EngineSpec(context=512, max_batch=1)) as engine:
+        running = engine.submit(PROMPT, GREEDY, 400, ignore_stop=True)
+        waiting = [engine.submit(PROMPT, GREEDY, 400, ignore_stop=True) for _ in range(3)]
+        waiting[1].cancel()
+        list(waiting[1])
+        assert waiting[1].finish_reason == "cancelled"
+        for stream in (running, waiting[0], waiting[2]):
+            stream.cancel()
+
+
+def test_a_request_whose_sampling_fails_takes_no_other_with_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from knotctl.core.engine import session
+
+    real, bad = session.sample, SamplingParams(temperature=0.5, seed=666)
+
+    def sample(scores: object, params: SamplingParams, *rest: object) -> object:
+        return 1 / 0 if params is bad else real(scores, params, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(session, "sample", sample)
+    streams = [engine.submit(PROMPT, params, 20, ignore_stop=True) for params in (GREEDY, bad, GREEDY)]
+    assert len(list(streams[0])) == len(list(streams[2])) == 20
+    with pytest.raises(KnotctlError, match="ZeroDivisionError"):
+        list(streams[1])
 
 
 @pytest.mark.parametrize(
