@@ -82,7 +82,10 @@ def ask(url: str, model: str, question: str, key: str | None, show: Callable[[st
 
 def lines_to_type(url: str, model: str, key: bool) -> str:
     """Return the shell and Python lines that talk to the server."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]})
+    # At OpenAI's default temperature of 1 a model as small as the demo's talks nonsense.
+    body = json.dumps(
+        {"model": model, "temperature": 0, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    )
     header = ' -H "Authorization: Bearer $KNOTCTL_API_KEY"' if key else ""
     api_key = "os.environ['KNOTCTL_API_KEY']" if key else "'none'"
     return f"""\
@@ -93,7 +96,7 @@ pip install openai && python - <<'EOF'
 {"import os" + chr(10) if key else ""}from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key={api_key})
 for chunk in client.chat.completions.create(
-    model="{model}", messages=[{{"role": "user", "content": "Why is the sky blue?"}}], stream=True
+    model="{model}", messages=[{{"role": "user", "content": "Why is the sky blue?"}}], temperature=0, stream=True
 ):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 EOF"""
