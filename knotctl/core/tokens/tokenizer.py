@@ -128,7 +128,7 @@ def load_tokenizer(keys: Mapping[str, object]) -> Tokenizer:
     model = key_of(keys, "ggml.model", str)
     encoder: Encoder
     if model == "gpt2":
-        # a quarter of a second of imports that gemma's kind can do without
+        # only this kind needs the library
         from knotctl.core.tokens.bpe import BytePairEncoder
 
         pre = find_pretokenizer(key_of(keys, "ggml.pre", str) or "")
