@@ -12,11 +12,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from knotctl.core.kernels.addresses import address, float_bits
 from knotctl.core.kernels.functions import exp
 from knotctl.core.kernels.jit import Kernel, inner
 from knotctl.core.kernels.lanes import largest, total, totals
 from knotctl.core.kernels.machine import arguments
-from knotctl.core.kernels.quantize import address, float_bits
 from knotctl.core.kernels.simd import (
     add,
     div,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from knotctl.core.kernels.addresses import address
 from knotctl.core.kernels.functions import exp
 from knotctl.core.kernels.jit import Kernel, inner
 from knotctl.core.kernels.machine import arguments
-from knotctl.core.kernels.quantize import address
 from knotctl.core.kernels.simd import add as plus
 from knotctl.core.kernels.simd import (
     div,

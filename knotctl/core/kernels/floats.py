@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from knotctl.core.kernels.addresses import address
 from knotctl.core.kernels.jit import Kernel, inner
 from knotctl.core.kernels.lanes import load_brain, load_brain_f32x16, load_half, load_half_f32x16, total
 from knotctl.core.kernels.machine import arguments
-from knotctl.core.kernels.quantize import Activations, address
+from knotctl.core.kernels.quantize import Activations
 from knotctl.core.kernels.simd import add, lane_f32x16, load_f32, load_f32x16, mul, store_f32, zero_f32x16
 from knotctl.core.kernels.threads import get_threads, run
 from knotctl.core.qtypes import QType

@@ -74,8 +74,8 @@ class Kernel:
         if name != "address":
             raise AttributeError(name)
         with _compiling, _our_cache():
-            self._compiled: Any = cfunc("void(int64, int64, int64, int64)", cache=True, **OPTIONS)(self._function)
-        self.address = int(self._compiled.address)
+            self._compiled = cfunc("void(int64, int64, int64, int64)", cache=True, **OPTIONS)(self._function)
+        self.address = self._compiled.address or 0
         return self.address
 
 

@@ -24,7 +24,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _supported(level: str, features: Any) -> bool:
+def supported(level: str, features: Any) -> bool:
+    """Return whether a CPU of these features has what a level needs."""
     if level == "avxvnni" and features.get("avx512vnni") and features.get("avx512vl"):
         return True  # the same instructions under another encoding
     return all(features.get(name, False) for name in LEVELS[level])
@@ -32,9 +33,9 @@ def _supported(level: str, features: Any) -> bool:
 
 def _choose() -> str:
     features = llvm.get_host_cpu_features()
-    wanted = os.environ.get("KNOTCTL_SIMD") or next(level for level in LEVELS if _supported(level, features))
-    if wanted not in LEVELS or not _supported(wanted, features):
-        able = ", ".join(level for level in LEVELS if _supported(level, features))
+    wanted = os.environ.get("KNOTCTL_SIMD") or next(level for level in LEVELS if supported(level, features))
+    if wanted not in LEVELS or not supported(wanted, features):
+        able = ", ".join(level for level in LEVELS if supported(level, features))
         raise UsageError("bad-simd", f"KNOTCTL_SIMD={wanted}: expected one that this CPU has: {able}")
     if wanted == "avx2":
         # Measured: under an AVX-512 target the AVX2 kernels run at half their speed; level and target go together.

@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from knotctl.core.kernels.addresses import address
 from knotctl.core.kernels.decode import check_computable
 from knotctl.core.kernels.floats import float_rows
 from knotctl.core.kernels.jit import Kernel, inner
@@ -29,7 +30,6 @@ from knotctl.core.kernels.quantize import (
     TOKENS,
     Activations,
     activation_kind,
-    address,
     planes_at,
     quantize,
 )

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from knotctl.core.kernels.addresses import address, float_bits
 from knotctl.core.kernels.jit import Kernel
 from knotctl.core.kernels.lanes import total
 from knotctl.core.kernels.machine import arguments
-from knotctl.core.kernels.quantize import address, float_bits
 from knotctl.core.kernels.simd import (
     add,
     float_of,

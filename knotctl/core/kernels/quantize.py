@@ -11,13 +11,11 @@ quarter of those of the down projection.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from knotctl.core.errors import CheckFailed
+from knotctl.core.kernels.addresses import address
 from knotctl.core.kernels.decode import check_computable
 from knotctl.core.kernels.functions import MAGIC
 from knotctl.core.kernels.jit import Kernel, inner
@@ -77,17 +75,6 @@ class Activations:
 def activation_kind(qtype: QType) -> str:
     """Return what a weight type multiplies with; activations of one kind serve all types of that kind."""
     return "float" if qtype.block == 1 else "block256" if qtype.block == 256 else "block32"
-
-
-def address(array: NDArray[Any]) -> int:
-    """Return where an array's bytes lie."""
-    return int(array.__array_interface__["data"][0])
-
-
-@cache
-def float_bits(x: float) -> int:
-    """Return the bits of a number as an f32: how a kernel's argument carries it."""
-    return int(np.float32(x).view(np.uint32))
 
 
 @inner

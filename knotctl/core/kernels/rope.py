@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from knotctl.core.kernels.addresses import address
 from knotctl.core.kernels.functions import cosine_and_sine
 from knotctl.core.kernels.jit import Kernel
 from knotctl.core.kernels.machine import arguments
-from knotctl.core.kernels.quantize import address
 from knotctl.core.kernels.simd import load_f32, load_i64, store_f32
 from knotctl.core.kernels.threads import run
 

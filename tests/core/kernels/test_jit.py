@@ -1,0 +1,68 @@
+"""Compiled kernels: kept in the user's cache folder, found again, safe when several processes start at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from knotctl.core.kernels.jit import KERNELS, kernel_folder
+from knotctl.core.kernels.warm import is_warm, steps, warm
+
+ONE_KERNEL = """
+from knotctl.core.kernels.elementwise import add_bias
+import numpy as np
+x = np.zeros((200, 40), np.float32)
+add_bias(x, np.ones(40, np.float32))
+assert (x == 1).all()
+"""
+
+
+def start(cache: Path) -> subprocess.Popen[str]:
+    env = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    return subprocess.Popen([sys.executable, "-c", ONE_KERNEL], env=env, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate()
+    return process.returncode, errors
+
+
+def compiled(cache: Path) -> dict[str, int]:
+    return {p.name: p.stat().st_mtime_ns for p in cache.rglob("*.nb?")}
+
+
+def test_a_second_process_finds_what_the_first_compiled(tmp_path: Path) -> None:
+    assert end(start(tmp_path)) == (0, "")
+    first = compiled(tmp_path)
+    assert any("add_rows" in name for name in first)
+    assert end(start(tmp_path)) == (0, "")
+    assert compiled(tmp_path) == first
+
+
+def test_processes_that_start_together_do_not_disturb_each_other(tmp_path: Path) -> None:
+    together = [start(tmp_path) for _ in range(3)]
+    assert [end(p) for p in together] == [(0, "")] * 3
+    assert not [p for p in tmp_path.rglob("*") if "tmp" in p.name]
+
+
+def test_nothing_is_written_beside_the_sources() -> None:
+    warm()
+    import knotctl
+
+    assert not list(Path(knotctl.__file__).parent.rglob("*.nb?"))
+
+
+def test_warming_reports_each_kernel_and_is_remembered() -> None:
+    done: list[int] = []
+    warm(done.append)
+    assert sum(done) == steps() == len(KERNELS)
+    assert is_warm() and (kernel_folder() / "complete").exists()
+
+
+def test_an_unknown_attribute_of_a_kernel_is_an_error() -> None:
+    with pytest.raises(AttributeError):
+        _ = KERNELS[0].adress  # type: ignore[attr-defined]
