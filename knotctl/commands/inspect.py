@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from knotctl.commands.console import print_json, print_table
+from knotctl.commands.options import EndpointUrl
 from knotctl.core.errors import FormatError, printable
 from knotctl.core.sizes import format_size
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 def inspect(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A knot, a GGUF or a frame; `-` is a frame on stdin.")],
     top: Annotated[int, typer.Option(min=0, help="Of a frame of logits, show the best N ids of each row.")] = 0,
+    endpoint_url: EndpointUrl = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show what a knot, a GGUF or a frame holds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -15,6 +16,19 @@ Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=256, 
 MemoryBudget = Annotated[
     str | None,
     typer.Option("--memory-budget", metavar="SIZE", help="Ceiling for weights, KV, activations and scratch: 128MiB."),
+]
+
+
+def _use_endpoint(url: str | None) -> str | None:
+    """Point s3:// there, as the variable that boto3 itself reads does."""
+    if url:
+        os.environ["AWS_ENDPOINT_URL_S3"] = url
+    return url
+
+
+EndpointUrl = Annotated[
+    str | None,
+    typer.Option("--endpoint-url", metavar="URL", callback=_use_endpoint, help="The S3 store that s3:// is of."),
 ]
 Model = Annotated[str, typer.Argument(metavar="KNOT", help="The model's knot.")]
 

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from knotctl.commands.console import print_json, progress
+from knotctl.commands.options import EndpointUrl
 
 
 def repair(
     knot: Annotated[str, typer.Argument(metavar="KNOT", help="The knot to mend; it is not touched.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The canonical copy.")],
     force: Annotated[bool, typer.Option("--force", help="Replace OUT where it exists.")] = False,
+    endpoint_url: EndpointUrl = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write a canonical copy of a knot whose layout or header is wrong and whose bytes are right.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from knotctl.commands.console import print_json, progress
+from knotctl.commands.options import EndpointUrl
 from knotctl.core.errors import SourceError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ class Format(StrEnum):
 
 
 def verify(
-    knots: Annotated[list[str], typer.Argument(metavar="KNOT...", help="Knots, or patterns such as 'models/*.knot'.")],
+    knots: Annotated[
+        list[str],
+        typer.Argument(metavar="KNOT...", help="Knots: paths, patterns such as 'models/*.knot', s3:// or http(s)://."),
+    ],
     format: Annotated[Format, typer.Option("--format", help="How to print findings.")] = Format.TEXT,
     read_data: Annotated[
         bool, typer.Option("--read-data", help="Read the payload too: digests, scales, the tokenizer.")
@@ -45,6 +49,7 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Keep in FILE what was verified; do not read again what has not changed."),
     ] = None,
+    endpoint_url: EndpointUrl = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document; the same as --format json.")] = False,
 ) -> int:
     """Check knots and report every defect, with its place and the command that mends it.

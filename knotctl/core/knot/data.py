@@ -31,7 +31,8 @@ _Result = TypeVar("_Result")
 PIECE = 16 * DIGEST_CHUNK
 # Before the piece in memory: the start of a block that the piece before it ended in. No block is longer.
 _CARRY = 512
-_MAX_JOBS = 8
+# At least so many, for a store answers after a while; at most so many wait for one disk.
+_LEAST_JOBS, _MAX_JOBS = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def check_data(
     Units: advance gets bytes, from any thread, one call at a time.
     Raises: SourceError; ObjectChanged where the file is changed meanwhile.
     """
-    with _Payload(source, header, jobs or min(os.cpu_count() or 1, _MAX_JOBS), advance) as payload:
+    with _Payload(source, header, jobs or min(max(os.cpu_count() or 1, _LEAST_JOBS), _MAX_JOBS), advance) as payload:
         return payload.check_all() if subset is None else payload.check_subset(subset)
 
 

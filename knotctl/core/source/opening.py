@@ -15,14 +15,23 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 def open_source(ref: str) -> ByteSource:
-    """Return the open source that a path names.
+    """Return the open source that a path, an http(s):// URL or an s3://bucket/key names.
 
     Raises: UsageError for a scheme that is not known, SourceError where the bytes cannot be had.
     """
     scheme = _SCHEME.match(ref)
     if scheme is None:
         return FileSource(ref)
-    raise UsageError("unsupported-scheme", f"{ref}: scheme {scheme[1]}: expected a path")
+    # Each with a client library that a local file does without.
+    if scheme[1] in ("http", "https"):
+        from knotctl.core.source.http import open_http
+
+        return open_http(ref)
+    if scheme[1] == "s3":
+        from knotctl.core.source.s3 import open_s3
+
+        return open_s3(ref)
+    raise UsageError("unsupported-scheme", f"{ref}: scheme {scheme[1]}: expected a path, http(s):// or s3://")
 
 
 def expand_refs(refs: Sequence[str]) -> list[str]:
