@@ -54,6 +54,7 @@ def bench(
     from knotctl.commands.warming import warm_kernels
     from knotctl.core.engine.bench import BenchTest, EngineRunner, PrivateMemory, run_bench
     from knotctl.core.engine.peer import llama_server
+    from knotctl.core.engine.pipeline import LocalStages
     from knotctl.core.engine.session import Engine, EngineSpec
     from knotctl.core.errors import CheckFailed
     from knotctl.core.kernels.threads import get_threads
@@ -94,7 +95,8 @@ def bench(
             rival = stack.enter_context(server)
         advance = stack.enter_context(progress("bench", len(tests) * (repeat + 1), unit="runs"))
         results = run_bench(tests, EngineRunner(engine), repeat=repeat, peer=rival, advance=advance)
-        held, mode = engine.stats()["peak_weight_bytes"], engine.stations[0].plan.residency
+        assert isinstance(engine.stages, LocalStages)
+        held, mode = engine.stats()["peak_weight_bytes"], engine.stages.stations[0].plan.residency
     if json:
         print_json(
             {

@@ -120,3 +120,8 @@ class Cancelled(KnotctlError):
 
     exit_code = 130
     http_status = 499
+
+
+def as_error(e: Exception) -> KnotctlError:
+    """Return any exception as one of ours, to end something with: a request, a stream."""
+    return e if isinstance(e, KnotctlError) else KnotctlError("internal", f"{type(e).__name__}: {e}")

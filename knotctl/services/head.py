@@ -121,7 +121,7 @@ class Head:
             "role": "head",
             "model": engine.model_name,
             "knot_id": engine.knot_id,
-            "spans": [[s.span.start, s.span.end] for s in engine.stations],
+            "spans": [[s.start, s.end] for s in engine.stages.spans],
             "bytes": engine.stats(),
         }
         return JsonReply(document, status)

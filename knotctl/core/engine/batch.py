@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from knotctl.core.engine.choose import Ask
 from knotctl.core.engine.speculate import MAX_DRAFT
 from knotctl.core.engine.stream import Stream
-from knotctl.core.model.budget import MAX_CHUNK
 from knotctl.core.wire.frame import Frame, Segment
 from knotctl.core.wire.layout import Kind, Mode
 
@@ -37,9 +37,12 @@ class Piece:
         return Segment(self.stream.request_id, self.stream.in_kv, len(self.tokens), mode)
 
 
-def compose(streams: Sequence[Stream], *, speculate: bool) -> list[Piece]:
-    """Return the next pass: every stream has a piece, and no more than a chunk of tokens in all."""
-    room = MAX_CHUNK if len(streams) == 1 else SHARED_CHUNK
+def compose(streams: Sequence[Stream], most: int, *, speculate: bool) -> list[Piece]:
+    """Return the next pass: every stream has a piece, and no more than a chunk of tokens in all.
+
+    Units: most, the tokens of a pass that a stream has for itself.
+    """
+    room = most if len(streams) == 1 else SHARED_CHUNK
     pieces = []
     # Those that need one token come first: a prompt takes the room they leave.
     for stream in sorted(streams, key=lambda s: len(s.pending)):
@@ -53,7 +56,15 @@ def compose(streams: Sequence[Stream], *, speculate: bool) -> list[Piece]:
 
 
 def frame_of(pieces: Sequence[Piece], knot_id: str) -> Frame:
-    """Return the frame of token ids of a pass, which says whose logits are wanted."""
+    """Return the frame of token ids of a pass."""
     ids = np.asarray([t for p in pieces for t in p.tokens], np.int32).reshape(-1, 1)
-    wanted = [[i, p.wanted] for i, p in enumerate(pieces) if p.wanted]
-    return Frame(Kind.TOKENS, bytes.fromhex(knot_id), tuple(p.segment() for p in pieces), ids, {"logits": wanted})
+    return Frame(Kind.TOKENS, bytes.fromhex(knot_id), tuple(p.segment() for p in pieces), ids)
+
+
+def asks_of(pieces: Sequence[Piece], choices: int) -> list[Ask]:
+    """Return the tokens that a pass is to give; ids from `choices` on are never chosen."""
+    return [
+        Ask(i, len(p.stream.history), choices, p.stream.params, p.sampled_from[1:], p.stream.history)
+        for i, p in enumerate(pieces)
+        if p.wanted
+    ]

@@ -1,4 +1,4 @@
-"""The stages of a model in the order of the data path; a stage elsewhere has the same shape as one in this process."""
+"""The stages of a model in the order of the data path; stages elsewhere (`remote.py`) have the same shape."""
 
 from __future__ import annotations
 
@@ -6,60 +6,96 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from knotctl.core.engine.choose import Ask, Chosen, choose_all, wanted_rows
 from knotctl.core.errors import UsageError
 from knotctl.core.knot.reader import Knot
+from knotctl.core.model.budget import MAX_CHUNK
 from knotctl.core.model.embed import Shard
-from knotctl.core.model.station import Station
+from knotctl.core.model.station import Station, StationSpec
 from knotctl.core.spans import LayerSpan, VocabSpan
 from knotctl.core.wire.frame import Frame
 from knotctl.core.wire.merge import merge_partials
 
 
-class ShardStage(Protocol):
-    """Token ids in, partial embedding out."""
+class Stages(Protocol):
+    """A model's way from token ids to the next tokens, wherever its parts run.
 
-    def embed(self, frame: Frame) -> Frame:
-        """Return the partial embedding of a frame of token ids."""
+    Units: tokens; kv_tokens is the room for keys and values of all sessions, pass_tokens the longest batch.
+    """
+
+    @property
+    def spans(self) -> Sequence[LayerSpan]:
+        """The layers of each station, in order."""
         ...
 
-
-class StationStage(Protocol):
-    """Hidden states in, hidden states (or logits) out; keeps the sessions' keys and values."""
-
-    def forward(self, frame: Frame, check: Callable[[], None]) -> Frame:
-        """Return the frame after the station's layers."""
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of keys and values that every station has room for."""
         ...
 
-    def drop(self, request_id: bytes) -> bool:
-        """Forget a session."""
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens that one pass takes at the most when a request is alone."""
         ...
 
-
-class Pipeline:
-    """Shards, their merge, and stations, one after the other."""
-
-    def __init__(self, shards: Sequence[ShardStage], stations: Sequence[StationStage]) -> None:
-        self._shards = shards
-        self._stations = stations
-
-    def run(self, tokens: Frame, check: Callable[[], None]) -> Frame:
-        """Return what the last station makes of a frame of token ids; `check` may raise to abandon the work."""
-        frame = merge_partials([shard.embed(tokens) for shard in self._shards])
-        frame = replace(frame, meta=tokens.meta)
-        for station in self._stations:
-            frame = station.forward(frame, check)
-        return frame
+    def run(self, tokens: Frame, asks: Sequence[Ask], check: Callable[[], None]) -> list[Chosen]:
+        """Return the tokens asked for behind a frame of token ids; `check` may raise to abandon the work."""
+        ...
 
     def drop(self, request_id: bytes) -> None:
         """Forget a session everywhere."""
-        for station in self._stations:
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Return bytes held: peak_weight_bytes, weight_bytes, kv_bytes, activation_bytes."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the stages hold."""
+        ...
+
+
+class LocalStages:
+    """Shards, their merge, and stations in this process, one after the other."""
+
+    def __init__(self, shards: Sequence[Shard], stations: Sequence[Station]) -> None:
+        self.stations = list(stations)
+        self.spans = [s.span for s in stations]
+        self.kv_tokens = min(s.plan.kv_tokens for s in stations)
+        self.pass_tokens = MAX_CHUNK
+        self._shards = shards
+
+    @classmethod
+    def of(cls, knot: Knot, shards: int, specs: Sequence[StationSpec]) -> LocalStages:
+        """Return shards 0/N to N-1/N of a model's vocabulary, and its stations."""
+        vocab_size = knot.header.config.vocab_size
+        made = [Shard(knot, VocabSpan.shard(i, shards, vocab_size)) for i in range(shards)]
+        return cls(made, [Station(knot, spec) for spec in specs])
+
+    def run(self, tokens: Frame, asks: Sequence[Ask], check: Callable[[], None]) -> list[Chosen]:
+        """Return the tokens asked for behind a frame of token ids; `check` may raise to abandon the work."""
+        frame = merge_partials([shard.embed(tokens) for shard in self._shards])
+        frame = replace(frame, meta={"logits": wanted_rows(asks)})
+        for station in self.stations:
+            frame = station.forward(frame, check)
+        return choose_all(frame.payload, asks)
+
+    def drop(self, request_id: bytes) -> None:
+        """Forget a session in all stations."""
+        for station in self.stations:
             station.drop(request_id)
 
+    def stats(self) -> dict[str, int]:
+        """Return bytes held now, and of weights the most at any moment."""
+        return {
+            "peak_weight_bytes": sum(s.weights.ledger.peak for s in self.stations),
+            "weight_bytes": sum(s.weights.ledger.held for s in self.stations),
+            "kv_bytes": sum(kv.nbytes for s in self.stations for kv in list(s.sessions.values())),
+            "activation_bytes": max(s.plan.activation_bytes + s.plan.frame_bytes for s in self.stations),
+        }
 
-def vocab_shards(knot: Knot, count: int) -> list[Shard]:
-    """Return shards 0/N to N-1/N of a model's vocabulary."""
-    vocab_size = knot.header.config.vocab_size
-    return [Shard(knot, VocabSpan.shard(i, count, vocab_size)) for i in range(count)]
+    def close(self) -> None:
+        """Hold nothing more: weights go with the stations."""
 
 
 def layer_spans(stations: int | Sequence[LayerSpan], n_layers: int) -> list[LayerSpan]:
@@ -78,6 +114,3 @@ def layer_spans(stations: int | Sequence[LayerSpan], n_layers: int) -> list[Laye
             f"stations {','.join(map(str, stations))}: expected spans that meet end to end from 0 to {n_layers}",
         )
     return list(stations)
-
-
-__all__ = ["Pipeline", "ShardStage", "Station", "StationStage", "layer_spans", "vocab_shards"]

@@ -14,20 +14,19 @@ from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from knotctl.core.engine.batch import compose, frame_of
-from knotctl.core.engine.pipeline import Pipeline, layer_spans, vocab_shards
+from knotctl.core.engine.batch import asks_of, compose, frame_of
+from knotctl.core.engine.pipeline import LocalStages, Stages, layer_spans
 from knotctl.core.engine.speculate import MAX_DRAFT
 from knotctl.core.engine.stream import Step, Stream
-from knotctl.core.errors import Cancelled, KnotctlError, RequestError
+from knotctl.core.errors import Cancelled, KnotctlError, RequestError, as_error
 from knotctl.core.kernels.threads import set_threads
 from knotctl.core.knot.reader import Knot, open_knot
 from knotctl.core.model.budget import MAX_CHUNK, Residency
 from knotctl.core.model.kv import kv_step
-from knotctl.core.model.station import Station, StationSpec
+from knotctl.core.model.station import StationSpec
 from knotctl.core.spans import LayerSpan
-from knotctl.core.tensor.residency import Floats
 from knotctl.core.tokens.chat import ChatTemplate
-from knotctl.core.tokens.sampler import SamplingParams, sample
+from knotctl.core.tokens.sampler import Sampled, SamplingParams
 from knotctl.core.tokens.tokenizer import load_tokenizer
 
 MAX_WAITING = 128
@@ -54,35 +53,18 @@ class EngineSpec:
 class Engine:
     """A model ready to generate. Submit from any thread; close it, or use it with `with`."""
 
-    def __init__(self, knot: Knot, spec: EngineSpec) -> None:
+    def __init__(self, knot: Knot, spec: EngineSpec, stages: Stages | None = None) -> None:
         config = knot.header.config
         self.knot = knot
         self.tokenizer = load_tokenizer(knot.tokenizer_keys())
         self.template = ChatTemplate.of(self.tokenizer)
         self.model_name = PurePosixPath(knot.source.name).name.removesuffix(".knot")
         self._spec = spec
-        if spec.threads is not None:
-            set_threads(spec.threads)
-        spans = layer_spans(spec.stations, config.n_layers)
-        self.stations = [
-            Station(
-                knot,
-                StationSpec(
-                    span,
-                    spec.residency,
-                    # each station's part of the budget follows from its layers; the last one's head is always tiled
-                    spec.memory_budget and spec.memory_budget * len(span) // config.n_layers,
-                    kv_tokens=spec.context,
-                    least_kv_tokens=min(LEAST_CONTEXT, spec.context),
-                    batch_tokens=min(MAX_CHUNK, spec.context),
-                    logits_rows=spec.max_batch,
-                ),
-            )
-            for span in spans
-        ]
-        self._room = min(station.plan.kv_tokens for station in self.stations)
+        self.stages = local_stages(knot, spec) if stages is None else stages
+        self._room = min(spec.context, self.stages.kv_tokens)
         self.context_length = min(config.context_length, self._room)
-        self._pipeline = Pipeline(vocab_shards(knot, spec.shards), self.stations)
+        # ids that the tokenizer has no text for are never sampled
+        self._choices = min(config.vocab_size, self.tokenizer.vocab_size)
         self._waiting: list[Stream] = []
         self._active: list[Stream] = []
         self._wake = threading.Condition()
@@ -123,18 +105,14 @@ class Engine:
         if not prompt:
             raise RequestError("empty-prompt", "the prompt has no tokens", param="prompt")
         if room < 1:
-            raise RequestError(
-                "context_length_exceeded",
-                f"the prompt has {len(prompt)} tokens; the context of {self.context_length} must hold one more",
-                param="messages",
-                hint="shorten the prompt",
-            )
+            raise context_exceeded(len(prompt), self.context_length, "messages")
         vocab_size = self.knot.header.config.vocab_size
         wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
         if wrong is not None:
             raise RequestError(
                 "token-out-of-range", f"token id {wrong}: expected 0 <= id < {vocab_size}", param="prompt"
             )
+        params.check_ids(self._choices)
         stop_ids = frozenset() if ignore_stop else self.tokenizer.stop_ids
         stream = Stream(list(prompt), params, max(0, min(max_tokens, room)), stop_ids, notify)
         with self._wake:
@@ -149,11 +127,8 @@ class Engine:
         return {
             "running": len(self._active),
             "waiting": len(self._waiting),
-            "peak_weight_bytes": sum(s.weights.ledger.peak for s in self.stations),
-            "weight_bytes": sum(s.weights.ledger.held for s in self.stations),
-            "kv_bytes": sum(kv.nbytes for s in self.stations for kv in list(s.sessions.values())),
             "peak_kv_bytes": self._kv_peak,
-            "activation_bytes": max(s.plan.activation_bytes + s.plan.frame_bytes for s in self.stations),
+            **self.stages.stats(),
         }
 
     def close(self) -> None:
@@ -164,6 +139,7 @@ class Engine:
                 stream.cancel()
             self._wake.notify()
         self._worker.join()
+        self.stages.close()
         self.knot.close()
 
     def __enter__(self) -> Self:
@@ -209,7 +185,7 @@ class Engine:
         # and values fill the room the youngest waits for the others and replays its tokens then: they are the same.
         while len(self._active) > 1 and self._kv_need(self._active, MAX_DRAFT + 1) > self._room:
             youngest = self._active[-1]
-            self._pipeline.drop(youngest.request_id)
+            self.stages.drop(youngest.request_id)
             youngest.in_kv = 0
             with self._wake:
                 self._active = self._active[:-1]
@@ -217,14 +193,14 @@ class Engine:
 
     def _step(self) -> None:
         """Take every active stream one step further: a piece of its prompt, or one token and what its draft gives."""
-        pieces = compose(self._active, speculate=self._spec.speculate)
+        pieces = compose(self._active, self.stages.pass_tokens, speculate=self._spec.speculate)
 
         def check() -> None:
             if all(p.stream.cancelled for p in pieces):
                 raise Cancelled("cancelled", "every request of the batch was cancelled")
 
         try:
-            out = self._pipeline.run(frame_of(pieces, self.knot_id), check)
+            chosen = iter(self.stages.run(frame_of(pieces, self.knot_id), asks_of(pieces, self._choices), check))
             self._kv_peak = max(self._kv_peak, self.stats()["kv_bytes"])
         except Cancelled:
             for piece in pieces:
@@ -235,40 +211,59 @@ class Engine:
             for piece in pieces:
                 self._leave(piece.stream, "error", as_error(e))
             return
-        row = 0
         for piece in pieces:
             piece.stream.in_kv += len(piece.tokens)
-            try:
-                self._sample(piece.stream, out.payload[row : row + piece.wanted], piece.sampled_from)
-            except Exception as e:
-                self._leave(piece.stream, "error", as_error(e))
-            row += piece.wanted
+            if piece.wanted:
+                tokens = next(chosen)
+                if isinstance(tokens, KnotctlError):
+                    self._leave(piece.stream, "error", tokens)
+                else:
+                    self._take(piece.stream, tokens, piece.wanted - 1)
 
-    def _sample(self, stream: Stream, logits: Floats, fed: list[int]) -> None:
-        """Sample the token behind each fed one, until one is not what was fed next.
-
-        Shapes: logits [n, vocab_size] behind the n tokens fed, of which the first is certain and the others drafts.
-        """
-        accepted, drafted = 0, len(fed) - 1
-        for row, scores in enumerate(logits):
-            choice = sample(scores, stream.params, len(stream.history), stream.history)
+    def _take(self, stream: Stream, chosen: Sequence[Sampled], drafted: int) -> None:
+        """Hand a stream its tokens: one, and one more behind each token of its draft that was right."""
+        for choice in chosen:
             if not stream.emit(Step(choice.token, choice.logprob, choice.top)):
                 self._leave(stream, "stop")
                 break
-            if row == drafted or choice.token != fed[row + 1]:
-                break
-            accepted += 1
-        if drafted > 0:
+        if drafted:
+            accepted = len(chosen) - 1
             stream.drafter.learn(drafted, accepted)
             # what the stations hold beyond the accepted tokens is overwritten by the next pass
             stream.in_kv -= drafted - accepted
 
     def _leave(self, stream: Stream, reason: str, error: KnotctlError | None = None) -> None:
-        self._pipeline.drop(stream.request_id)
+        self.stages.drop(stream.request_id)
         self._active = [s for s in self._active if s is not stream]
         stream.end(reason, error)
 
 
-def as_error(e: Exception) -> KnotctlError:
-    """Return an exception as the error that a stream ends with."""
-    return e if isinstance(e, KnotctlError) else KnotctlError("internal", f"{type(e).__name__}: {e}")
+def local_stages(knot: Knot, spec: EngineSpec) -> LocalStages:
+    """Return the stages of a model that runs in this process."""
+    if spec.threads is not None:
+        set_threads(spec.threads)
+    n_layers = knot.header.config.n_layers
+    specs = [
+        StationSpec(
+            span,
+            spec.residency,
+            # each station's part of the budget follows from its layers; the last one's head is always tiled
+            spec.memory_budget and spec.memory_budget * len(span) // n_layers,
+            kv_tokens=spec.context,
+            least_kv_tokens=min(LEAST_CONTEXT, spec.context),
+            batch_tokens=min(MAX_CHUNK, spec.context),
+            logits_rows=spec.max_batch,
+        )
+        for span in layer_spans(spec.stations, n_layers)
+    ]
+    return LocalStages.of(knot, spec.shards, specs)
+
+
+def context_exceeded(tokens: int, context: int, param: str) -> RequestError:
+    """Return the refusal of a prompt of at least so many tokens."""
+    return RequestError(
+        "context_length_exceeded",
+        f"the prompt has {tokens} tokens; the context of {context} must hold one more",
+        param=param,
+        hint="shorten the prompt",
+    )

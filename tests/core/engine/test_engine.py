@@ -136,14 +136,14 @@ def test_a_request_that_left_while_it_waited_waits_no_more(path: str) -> None:
 
 
 def test_a_request_whose_sampling_fails_takes_no_other_with_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from knotctl.core.engine import session
+    from knotctl.core.engine import choose
 
-    real, bad = session.sample, SamplingParams(temperature=0.5, seed=666)
+    real, bad = choose.sample, SamplingParams(temperature=0.5, seed=666)
 
     def sample(scores: object, params: SamplingParams, *rest: object) -> object:
         return 1 / 0 if params is bad else real(scores, params, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(session, "sample", sample)
+    monkeypatch.setattr(choose, "sample", sample)
     streams = [engine.submit(PROMPT, params, 20, ignore_stop=True) for params in (GREEDY, bad, GREEDY)]
     assert len(list(streams[0])) == len(list(streams[2])) == 20
     with pytest.raises(KnotctlError, match="ZeroDivisionError"):
@@ -174,7 +174,7 @@ def test_stations_must_cover_all_layers_in_order(path: str) -> None:
 
 def test_an_error_ends_the_streams_it_struck_and_no_other(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as m:
-        m.setattr(engine._pipeline, "run", lambda frame, check: 1 / 0)
+        m.setattr(engine.stages, "run", lambda frame, asks, check: 1 / 0)
         with pytest.raises(Exception, match="ZeroDivisionError"):
             tokens(engine, n=2)
     assert len(tokens(engine, n=2)) == 2
