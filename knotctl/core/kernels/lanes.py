@@ -15,7 +15,9 @@ from knotctl.core.kernels.simd import (
     constant,
     f32x16,
     i8x16,
+    i8x32,
     i8x64,
+    i32x4,
     i32x16,
     pick,
     splat,
@@ -222,3 +224,80 @@ def load_rows(typing: Any, address: Any, stride: Any) -> Any:
         return c.make_tuple(b, result, out)
 
     return result(types.int64, types.int64), generate
+
+
+@intrinsic
+def nibbles_i8x64(typing: Any, packed: Any) -> Any:
+    """Return the 32 low nibbles of 32 bytes, then the 32 high ones."""
+
+    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
+        low = b.and_(a[0], constant(i8x32.llvm, [15] * 32))
+        high = b.lshr(a[0], constant(i8x32.llvm, [4] * 32))
+        return b.shuffle_vector(low, high, pick(list(range(64))))
+
+    return i8x64(i8x32), generate
+
+
+@intrinsic
+def twice_i8x64(typing: Any, x: Any, first: Any, more: Any) -> Any:
+    """Return 32 bytes shifted right by `first`, then the same bytes shifted by `first + more`; both literals.
+
+    Bits of a byte's neighbour come in at its top: a shift by words is one instruction, by bytes it is two.
+    """
+    if not (isinstance(first, types.IntegerLiteral) and isinstance(more, types.IntegerLiteral)):
+        return None
+    shifts = [first.literal_value, first.literal_value + more.literal_value]
+
+    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
+        words = ir.VectorType(ir.IntType(16), 16)
+        parts = [b.bitcast(b.lshr(b.bitcast(a[0], words), constant(words, [n] * 16)), i8x32.llvm) for n in shifts]
+        return b.shuffle_vector(*parts, pick(list(range(64))))
+
+    return i8x64(i8x32, first, more), generate
+
+
+@intrinsic
+def bytes_i32x16(typing: Any, low: Any, high: Any) -> Any:
+    """Return the 8 bytes of two integers, lowest first, as unsigned numbers in lanes 0-7."""
+
+    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
+        four = ir.Constant(ir.VectorType(_I32, 4), None)
+        four = b.insert_element(b.insert_element(four, a[0], _I32(0)), a[1], _I32(1))
+        return b.zext(b.bitcast(four, i8x16.llvm), i32x16.llvm)
+
+    return i32x16(types.uint32, types.uint32), generate
+
+
+@intrinsic
+def signed_i32x16(typing: Any, x: Any) -> Any:
+    """Return 16 signed bytes as int32."""
+    return i32x16(i8x16), lambda c, b, s, a: b.sext(a[0], i32x16.llvm)
+
+
+@intrinsic
+def spread(typing: Any, x: Any, first: Any, count: Any) -> Any:
+    """Return `count` lanes from lane `first` on, each repeated to fill 16; both literals."""
+    if not (isinstance(first, types.IntegerLiteral) and isinstance(count, types.IntegerLiteral)):
+        return None
+    start, n = first.literal_value, count.literal_value
+    lanes = pick([start + i * n // 16 for i in range(16)])
+    return i32x16(i32x16, first, count), lambda c, b, s, a: b.shuffle_vector(a[0], a[0], lanes)
+
+
+@intrinsic
+def store_totals(typing: Any, to_x: Any, x: Any, to_y: Any, y: Any) -> Any:
+    """Write the sum of 16 int32 to one address and that of 4 others to another, folded together."""
+
+    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
+        def part(v: Any, indices: list[int]) -> Any:
+            return b.shuffle_vector(v, v, pick(indices))
+
+        x = b.add(part(a[1], list(range(8))), part(a[1], list(range(8, 16))))
+        x = b.add(part(x, [0, 1, 2, 3]), part(x, [4, 5, 6, 7]))
+        both = b.add(*(b.shuffle_vector(x, a[3], pick(i)) for i in ([0, 1, 4, 5], [2, 3, 6, 7])))
+        both = b.add(part(both, [0, 2]), part(both, [1, 3]))
+        for i, to in enumerate((a[0], a[2])):
+            b.store(b.extract_element(both, _I32(i)), b.inttoptr(to, _I32.as_pointer()), align=1)
+        return c.get_dummy_value()
+
+    return types.void(types.int64, i32x16, types.int64, i32x4), generate
