@@ -276,8 +276,8 @@ def matmul(
         grain = max(1, units // (_SHARES * get_threads()))
         weights, target, width = address(blocks), address(out) + 4 * row, out.strides[0] // 4
         if acts.tokens == 1 and qtype.name in _ROWS:
-            args = weights, row_bytes, n, rows, acts.parts[0][2], target
-            run(_ROWS[qtype.name], units, grain, args, n * BLOCK)
+            row_args = weights, row_bytes, n, rows, acts.parts[0][2], target
+            run(_ROWS[qtype.name], units, grain, row_args, n * BLOCK)
             return
         for tokens, _, part in acts.parts:
             args = weights, row_bytes, n, rows, tokens, part, _ALL_AT, target, width
