@@ -63,6 +63,7 @@ CODES: dict[str, Code] = {
     ),
     "digest-mismatch": Code(ERROR, "encode", "Bytes differ from those that were encoded.", "data"),
     "bad-tokenizer": Code(ERROR, "encode", "The tokenizer cannot be unpacked, or does not fit the config.", "data"),
+    "bad-template": Code(WARNING, "", "The chat template fails on a plain question: the model cannot chat.", "data"),
     "non-finite-scale": Code(ERROR, "encode", "A block's scale is NaN or infinite.", "data"),
     "insane-scale": Code(
         ERROR, "encode", "A block's scale is absurdly large: the symptom of a shifted payload.", "data"
