@@ -1,9 +1,13 @@
-"""Real models for tests marked `model`: fetched files and their knots, encoded once a session's cache."""
+"""Real models for tests marked `model`, fetched and encoded once a session; the tiny ones; a real Redis server."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,3 +81,45 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return path
 
     return make
+
+
+class RedisServer:
+    """A redis-server of the system's package on a free port, empty at each start; `stop` and `start` as tests need."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        if self._process is None:
+            self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+            for _ in range(500):
+                with socket.socket() as s:
+                    if s.connect_ex(("127.0.0.1", self.port)) == 0:
+                        return
+                time.sleep(0.02)
+            pytest.fail("redis-server does not listen")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A running Redis server; a failure in CI, which installs it, where there is none."""
+    program = shutil.which("redis-server")
+    if program is None:
+        if os.environ.get("CI"):
+            pytest.fail("redis-server is absent")
+        pytest.skip("redis-server is absent (.ci/run installs it)")
+    server = RedisServer(program, tmp_path)
+    server.start()
+    yield server
+    server.stop()

@@ -1,4 +1,4 @@
-"""A vocabulary shard: the embedding rows of a run of token ids, read row by row from the knot.
+"""A vocabulary shard: the embedding rows of a run of token ids, from the knot row by row, or through caches.
 
 Every shard answers for every token of a batch: the row where it owns the id, zeros where another shard does. The sum
 over all shards is the embedding (`wire/merge.py`; the seeds' Frobenius merge).
@@ -9,18 +9,21 @@ Source: seed 000 sections 1 and 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from knotctl.core.errors import UsageError, WrongIdentity
-from knotctl.core.kernels.decode import decode_rows
 from knotctl.core.knot.reader import Knot
 from knotctl.core.spans import VocabSpan
-from knotctl.core.tensor.residency import Floats
-from knotctl.core.tensor.views import view
+from knotctl.core.tensor.rows import RowSource, decode, embedding_table, knot_rows
 from knotctl.core.wire.frame import Frame, Segment
 from knotctl.core.wire.layout import Kind
 from knotctl.core.wire.merge import partial_meta
+
+if TYPE_CHECKING:
+    # a process that only embeds has no use for numba, which comes with the kernels
+    from knotctl.core.tensor.residency import Floats
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
@@ -40,26 +43,28 @@ def token_frame(knot_id: str, tokens: Sequence[int], position: int, request_id: 
 
 
 class Shard:
-    """The embedding rows of ids [start, end) of a model's vocabulary."""
+    """The embedding rows of ids [start, end) of a model's vocabulary, from the knot or from what caches it."""
 
-    def __init__(self, knot: Knot, span: VocabSpan) -> None:
+    def __init__(self, knot: Knot, span: VocabSpan, source: RowSource | None = None) -> None:
         config = knot.header.config
         if span.end > config.vocab_size:
             raise UsageError("bad-shard", f"shard {span}: the vocabulary of {knot.source.name} is {config.vocab_size}")
         self.knot = knot
         self.span = span
         self.vocab_size = config.vocab_size
-        self._table = view(knot, "token_embd_weight", (config.embedding_rows, config.hidden_size))
+        self._table = embedding_table(knot)
+        self._source = source or knot_rows(knot)
 
     def rows(self, tokens: Sequence[int]) -> Floats:
         """Return the rows float32 [tokens, hidden_size] of ids that the shard owns, each distinct row read once."""
         distinct, where = np.unique(np.asarray(tokens, np.int64), return_inverse=True)
-        raw = np.empty((len(distinct), self._table.row_bytes), np.uint8)
-        for row, token in zip(raw, distinct.tolist(), strict=True):
-            at = self._table.row_range(token, token + 1)
-            self.knot.source.read_into(at.start, row.data)
-        decoded: Floats = decode_rows(self._table.qtype, raw.reshape(-1), self._table.columns)
-        return decoded[where]
+        taken = self._source.take(distinct.tolist())
+        decoded: Floats = decode(self._table, [taken[token] for token in distinct.tolist()])[where]
+        return decoded
+
+    def close(self) -> None:
+        """Finish what the caches still write; not the knot."""
+        self._source.close()
 
     def embed(self, frame: Frame) -> Frame:
         """Return the partial embedding of a frame of token ids: owned rows, zeros elsewhere, and which are owned.

@@ -1,0 +1,40 @@
+"""The row source that a shard or a row warden asks for: which levels lie above the knot."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from knotctl.core.knot.reader import Knot
+from knotctl.core.source.kv import open_kv
+from knotctl.core.spans import VocabSpan
+from knotctl.core.tensor.row_levels import RowLevels
+from knotctl.core.tensor.rows import RowSource, embedding_table, knot_rows
+from knotctl.core.tensor.warden_client import WardenClient
+from knotctl.core.tensor.warden_rows import WardenRows
+
+
+def open_rows(
+    knot: Knot,
+    span: VocabSpan,
+    *,
+    budget: int = 0,
+    kv: str | None = None,
+    warden: str | None = None,
+    token: str | None = None,
+) -> RowSource:
+    """Return the rows of a span: memory (of `budget` bytes), then the key-value level, the warden, the knot.
+
+    Raises: ModelError; UsageError and SourceError of what a level's reference names; WrongIdentity.
+    """
+    table = embedding_table(knot)
+    with ExitStack() as opened:
+        source: RowSource = knot_rows(knot)
+        opened.callback(source.close)
+        if warden is not None:
+            source = WardenRows(WardenClient(warden, "row", knot, span, token=token), knot.id, table, source)
+            opened.callback(source.close)
+        if budget or kv is not None:
+            level = open_kv(kv) if kv is not None else None
+            source = RowLevels(knot.id, table, source, budget=budget, kv=level)
+        opened.pop_all()
+    return source

@@ -1,0 +1,60 @@
+"""Rows from a row warden, with the knot behind it: what the warden gets wrong is told to it and read from there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from knotctl.core.source.cache_counts import CacheCounts
+from knotctl.core.tensor.records import RECORD_BYTES, RecordKind, open_record, split_records
+from knotctl.core.tensor.rows import Row, RowSource
+from knotctl.core.tensor.views import TensorView
+from knotctl.core.tensor.warden_client import WardenClient
+
+# What a warden answers at once, and more than a prompt has distinct rows of one shard.
+ROWS_AT_ONCE = 4096
+
+
+class WardenRows:
+    """The rows of a shard from its host's warden."""
+
+    def __init__(self, client: WardenClient, knot_id: str, table: TensorView, below: RowSource) -> None:
+        self.counts = CacheCounts("warden")
+        self._client = client
+        self._id = bytes.fromhex(knot_id)
+        self._below = below
+        self._lengths = {RecordKind.STORED: table.row_bytes, RecordKind.FLOATS: table.columns * 4}
+
+    def take(self, rows: Collection[int]) -> Mapping[int, Row]:
+        """Return at least these rows. Raises: SourceError where the knot cannot be read either."""
+        found: dict[int, Row] = {}
+        asked = sorted(set(rows))
+        for at in range(0, len(asked), ROWS_AT_ONCE):
+            found |= self._ask(asked[at : at + ROWS_AT_ONCE])
+        self.counts.add("hits", len(found))
+        left = [row for row in asked if row not in found]
+        self.counts.add("misses", len(left))
+        return found | dict(self._below.take(left)) if left else found
+
+    def close(self) -> None:
+        """Close the warden's connections and what lies below."""
+        self._client.close()
+        self._below.close()
+
+    def _ask(self, rows: list[int]) -> dict[int, Row]:
+        cap = len(rows) * (RECORD_BYTES + max(self._lengths.values()))
+        reply = self._client.attempt(
+            lambda: split_records(self._client.post("/tensors", {"rows": rows}, cap), len(rows))
+        )
+        if reply is None:
+            self.counts.add("errors")
+            return {}
+        found = {}
+        for kind, row, record in reply:
+            data = open_record(record, kind, self._id, row, self._lengths[kind])
+            if data is not None:
+                found[row] = Row(kind, data)
+        # A row that did not come is as bad as a wrong one: without this it would be asked for, for ever.
+        if bad := [row for row in rows if row not in found]:
+            self.counts.add("poisoned", len(bad))
+            self._client.invalidate("/invalidate", {"rows": bad})
+        return {row: found[row] for row in rows if row in found}
