@@ -44,6 +44,18 @@ def read_input(ref: str, cap: int) -> bytes:
     return data
 
 
+def read_text(ref: str, cap: int) -> str:
+    """Return the UTF-8 text of a file, or of stdin where ref is `-`. Raises: SourceError, UsageError."""
+    from knotctl.core.errors import UsageError, printable
+
+    data = read_input(ref, cap)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as e:
+        name = "stdin" if ref == "-" else printable(ref)
+        raise UsageError("bad-text", f"{name}: byte {e.start}: expected UTF-8, found 0x{data[e.start]:02X}") from None
+
+
 def say(text: str) -> None:
     """Write a line for people to stderr, so that stdout stays what the command is for."""
     print(text, file=sys.stderr, flush=True)

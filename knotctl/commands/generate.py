@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knotctl.commands.console import print_json, read_input, say
+from knotctl.commands.console import print_json, read_text, say
 from knotctl.commands.options import Json, MemoryBudget, Model, Threads, budget_bytes, spans, token_ids
 from knotctl.core.errors import UsageError
 from knotctl.core.sizes import format_size
@@ -64,7 +64,7 @@ def generate(
     if residency not in list(Residency):
         raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
     if prompt == "-":
-        prompt = read_input("-", 16 << 20).decode("utf-8", "surrogateescape")
+        prompt = read_text("-", 16 << 20)
     params = SamplingParams(
         temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repeat_penalty, seed=seed,
         logprobs=logprobs or None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knotctl.commands.console import print_json, read_input, say
+from knotctl.commands.console import print_json, read_input, read_text, say
 from knotctl.commands.options import Json, Model
 from knotctl.core.errors import KnotctlError, UsageError
 
@@ -48,7 +48,7 @@ def tokenize(
     if chat is not None and (bos or special):
         raise UsageError("usage", "tokenize: --bos and --special are for a TEXT; --chat does what the template says")
     if text == "-":
-        text = _utf8(read_input("-", _MAX_INPUT))
+        text = read_text("-", _MAX_INPUT)
     messages = None if chat is None else parse_json(read_input(chat, _MAX_INPUT), _refuse)
     with open_knot(knot) as k:
         tokenizer = load_tokenizer(k.tokenizer_keys())
@@ -77,13 +77,6 @@ def _shown(tokenizer: Tokenizer, token: int) -> str:
         return repr(piece.decode())
     except UnicodeDecodeError:
         return repr(piece)  # part of a character
-
-
-def _utf8(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as e:
-        raise UsageError("bad-text", f"stdin: byte {e.start}: expected UTF-8, found 0x{data[e.start]:02X}") from None
 
 
 def _refuse(code: str, what: str) -> KnotctlError:

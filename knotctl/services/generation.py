@@ -11,7 +11,7 @@ from typing import Self
 
 from starlette.types import Receive
 
-from knotctl.core.engine.session import Engine
+from knotctl.core.engine.session import Engine, context_exceeded
 from knotctl.core.engine.stream import Step
 from knotctl.core.errors import Cancelled, KnotctlError, RequestError
 from knotctl.core.tokens.chat import encode_chat
@@ -28,6 +28,9 @@ async def prompt_ids(engine: Engine, request: GenerationRequest) -> list[int]:
             return encode_chat(engine.tokenizer, engine.template, request.messages)[1]
         if isinstance(request.prompt, list):
             return request.prompt
+        # A word of megabytes takes seconds to cut up; that it is too long for the context is known before.
+        if engine.tokenizer.least_tokens(request.prompt) > engine.context_length:
+            raise context_exceeded(engine.tokenizer.least_tokens(request.prompt), engine.context_length, "prompt")
         return engine.tokenizer.with_bos(engine.tokenizer.encode(request.prompt))
 
     return await asyncio.to_thread(encode)

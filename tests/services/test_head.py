@@ -32,7 +32,7 @@ NO_STOP: dict[str, float] = {}
 
 @pytest.fixture(scope="module")
 def head(tiny_knot: Path) -> Iterator[Head]:
-    with Engine.open(str(tiny_knot), EngineSpec(shards=4, stations=2, context=CONTEXT)) as engine:
+    with Engine.open(str(tiny_knot), EngineSpec(shards=4, stations=2, context=CONTEXT, max_batch=1)) as engine:
         NO_STOP.update({str(i): -100 for i in engine.tokenizer.stop_ids})
         yield Head(engine)
 
@@ -295,7 +295,7 @@ def test_a_client_that_leaves_stops_the_work(server: Any, head: Head, stream: bo
     s.sendall(request_bytes(stream))
     data = b""
     while stream and b'"text"' not in data:
-        data += s.recv(1 << 16)
+        data += more(s)
     wait_for(lambda: head.engine.stats()["running"] == 1)
     if how == "reset":
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -306,6 +306,13 @@ def test_a_client_that_leaves_stops_the_work(server: Any, head: Head, stream: bo
         text = httpx2.get(f"{server.url}/metrics").text
         assert 'knot_requests_total{code="499",model="tiny",route="/v1/completions"}' in text
     assert head.engine.stats()["kv_bytes"] == 0
+
+
+def more(s: socket.socket) -> bytes:
+    """What comes next; a connection that ended is a failure, not a loop without end."""
+    data = s.recv(1 << 16)
+    assert data, "the server closed the connection"
+    return data
 
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten(server: Any, head: Head) -> None:
@@ -329,11 +336,11 @@ def test_a_waiting_stream_is_pinged(server: Any, head: Head, monkeypatch: pytest
     second.sendall(request_bytes(True, max_tokens=20))
     data = b""
     while b": ping\n\n" not in data:
-        data += second.recv(1 << 16)
+        data += more(second)
     assert b"data: " not in data
     first.close()
     while b"[DONE]" not in data:
-        data += second.recv(1 << 16)
+        data += more(second)
     second.close()
 
 
@@ -349,7 +356,7 @@ def test_an_engine_that_ends_within_a_stream_gives_an_error_and_no_done(
         threading.Thread(target=engine.close).start()
         s.settimeout(10)
         while b"\r\n0\r\n\r\n" not in data:
-            data += s.recv(1 << 16)
+            data += more(s)
         s.close()
         assert b'"code":"shutting-down"' in data
         assert b"[DONE]" not in data
