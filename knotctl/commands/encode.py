@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +12,18 @@ from typing import Annotated
 import typer
 
 from knotctl.commands.console import print_json, print_table, progress, say
+from knotctl.commands.options import EndpointUrl
 
 
 def encode(
-    src: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF, or any part of a split one.")],
+    src: Annotated[
+        str, typer.Argument(metavar="SRC", help="A GGUF, or any part of a split one; a path, s3:// or http(s)://.")
+    ],
     dest: Annotated[
         str | None,
-        typer.Argument(metavar="DEST", help="The knot; by default SRC's name with .knot.", show_default=False),
+        typer.Argument(
+            metavar="DEST", help="The knot, a path or s3://; by default SRC's name with .knot.", show_default=False
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None,
@@ -27,18 +33,21 @@ def encode(
         int | None, typer.Option("--jobs", "-j", min=1, max=64, help="Threads; by default one a core.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace DEST where it exists.")] = False,
+    endpoint_url: EndpointUrl = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Encode a GGUF into a knot.
 
     Tensors are laid in the order in which they are used, so that a phase of a layer is one range of bytes, and every
     64 KiB get a digest, so that any range can be checked. The same GGUF gives the same bytes. DEST appears when it is
-    whole and has been read back, or not at all. A model that knotctl cannot run is encoded all the same.
+    whole and has been read back, or not at all; one in a store is made in the folder for temporary files and sent by
+    parts, and never replaces an object unless --force says so. A model that knotctl cannot run is encoded all the same.
 
     \b
     Examples:
     $ knotctl encode model-q4_k_m.gguf model.knot
     $ knotctl encode model-00001-of-00003.gguf model.knot --force
+    $ knotctl encode s3://models/model.gguf s3://models/model.knot
     $ knotctl encode --json model.gguf model.knot | jq -r .knot_id
     """
     import time
@@ -46,13 +55,16 @@ def encode(
     from knotctl.core.errors import printable
     from knotctl.core.gguf.parts import open_gguf
     from knotctl.core.knot.from_gguf import default_destination, encode_model, work_bytes
-    from knotctl.core.knot.writer import check_destination
     from knotctl.core.sizes import format_size
 
     began = time.monotonic()
-    path = Path(dest) if dest else default_destination(src)
-    check_destination(path, force=force, src=src)
-    with _sigterm_interrupts(), open_gguf(src) as model, progress(path.name, work_bytes(model)) as advance:
+    target = dest or str(default_destination(src))
+    with (
+        _sigterm_interrupts(),
+        _placed(target, src, force) as path,
+        open_gguf(src) as model,
+        progress(printable(target, 40), work_bytes(model)) as advance,
+    ):
         done = encode_model(model, path, force=force, jobs=jobs, vocab_size=vocab_size, advance=advance)
     seconds = time.monotonic() - began
     for warning in done.warnings:
@@ -60,7 +72,7 @@ def encode(
     if json:
         print_json(
             {
-                "knot": str(path),
+                "knot": target,
                 "bytes": done.file_bytes,
                 "knot_id": done.knot_id,
                 "payload_offset": done.payload_offset,
@@ -78,7 +90,29 @@ def encode(
         ("types", ", ".join(f"{name} {format_size(size)}" for name, size in done.bytes_by_type.items())),
         ("size", f"{format_size(done.file_bytes)} ({done.file_bytes:,} bytes) in {seconds:.1f} s"),
     )
-    print_table(("knot", str(path)), rows)
+    print_table(("knot", printable(target, 4096)), rows)
+
+
+@contextmanager
+def _placed(target: str, src: str, force: bool) -> Iterator[Path]:
+    """Yield the path to write: the target, or a file that is sent to the store in the end."""
+    from knotctl.core.errors import UsageError, printable
+    from knotctl.core.knot.writer import check_destination
+
+    if "://" not in target:
+        check_destination(Path(target), force=force, src=src)
+        yield Path(target)
+        return
+    if not target.startswith("s3://"):
+        raise UsageError("unsupported-scheme", f"{printable(target)}: expected a path or s3://bucket/key")
+    from knotctl.core.source.upload import check_object, upload_file
+
+    check_object(target, force=force)
+    with tempfile.TemporaryDirectory(prefix="knotctl-") as folder:
+        path = Path(folder) / "upload.knot"
+        yield path
+        with progress(f"send {printable(target, 40)}", path.stat().st_size) as advance:
+            upload_file(path, target, force=force, advance=advance)
 
 
 @contextmanager
