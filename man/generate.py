@@ -206,7 +206,8 @@ def in_order_of_use(files: dict[str, Path]) -> list[str]:
     listed = [target.partition(":")[0] for target in COMMANDS.values()]
     uses: dict[str, set[str]] = {}
     for name, path in files.items():
-        froms = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+        # What is imported late, inside a function, may point back.
+        froms = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ImportFrom)]
         here = ".".join(path.relative_to(ROOT).parent.parts)
         found = {n.module.removeprefix(here + ".") for n in froms if n.module and n.module.startswith(here + ".")}
         found |= {a.name for n in froms if n.module == here for a in n.names}
