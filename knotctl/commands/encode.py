@@ -17,7 +17,10 @@ from knotctl.commands.options import EndpointUrl
 
 def encode(
     src: Annotated[
-        str, typer.Argument(metavar="SRC", help="A GGUF, or any part of a split one; a path, s3:// or http(s)://.")
+        str,
+        typer.Argument(
+            metavar="SRC", help="A GGUF, or any part of a split one; a path, s3://, http(s):// or hf://org/repo/file."
+        ),
     ],
     dest: Annotated[
         str | None,

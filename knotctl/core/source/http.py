@@ -34,7 +34,7 @@ def shown_url(url: str) -> str:
 class HttpStore:
     """A URL, over connections that are kept."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, headers: Mapping[str, str] | None = None) -> None:
         self._url = url
         self._name = name
         self._client = httpx2.Client(
@@ -42,7 +42,7 @@ class HttpStore:
             follow_redirects=True,
             max_redirects=5,
             # Ranges of a compressed body would be ranges of other bytes.
-            headers={"Accept-Encoding": "identity", "User-Agent": f"knotctl/{__version__}"},
+            headers={"Accept-Encoding": "identity", "User-Agent": f"knotctl/{__version__}", **(headers or {})},
         )
 
     def get(self, first: int, last: int, pin: Pin | None) -> HttpAnswer:

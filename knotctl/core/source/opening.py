@@ -15,7 +15,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 def open_source(ref: str) -> ByteSource:
-    """Return the open source that a path, an http(s):// URL or an s3://bucket/key names.
+    """Return the open source that a path, an http(s):// URL, s3://bucket/key or hf://org/repo/file names.
 
     Raises: UsageError for a scheme that is not known, SourceError where the bytes cannot be had.
     """
@@ -31,7 +31,11 @@ def open_source(ref: str) -> ByteSource:
         from knotctl.core.source.s3 import open_s3
 
         return open_s3(ref)
-    raise UsageError("unsupported-scheme", f"{ref}: scheme {scheme[1]}: expected a path, http(s):// or s3://")
+    if scheme[1] == "hf":
+        from knotctl.core.source.hub import open_hub
+
+        return open_hub(ref)
+    raise UsageError("unsupported-scheme", f"{ref}: scheme {scheme[1]}: expected a path, http(s)://, s3:// or hf://")
 
 
 def expand_refs(refs: Sequence[str]) -> list[str]:
