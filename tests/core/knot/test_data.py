@@ -218,3 +218,11 @@ def test_a_tokenizer_that_we_cannot_run_is_no_defect(make_knots: ModuleType) -> 
     packed = make_knots.store_zstd(b'{"tokenizer.ggml.model":"wordpiece","tokenizer.ggml.tokens":["a"]}')
     data = make_knots.small().replace("knot_tokenizer", packed).build()
     assert not list(verify_tokenizer(Memory(data), parse_header(data, len(data))))
+
+
+def test_a_damaged_table_does_not_accuse_a_tensor_that_only_it_speaks_of(make_knots: ModuleType) -> None:
+    draft = large(make_knots).edit(make_knots.tensor("blk_0_ffn_up_weight", sha256=None))
+    data = bytearray(draft.build())
+    data[-1] ^= 1
+    _, result = check(bytes(data), draft.build())
+    assert [(f.code, f.tensor) for f in result.findings] == [("digest-mismatch", "knot_digests")]

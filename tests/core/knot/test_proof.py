@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,13 @@ def test_a_file_that_is_no_proof_is_refused_and_not_replaced(
 def test_a_proof_needs_the_data_to_be_read(knot: Path) -> None:
     assert main(["verify", "--proof", "x", str(knot)]) == 2
     assert main(["verify", "--subset", "1/2", str(knot)]) == 2
+
+
+def test_a_proof_is_of_a_knot_as_well_as_of_an_object(knot: Path) -> None:
+    """A store may give two objects one ETag; the header is read anyway and tells them apart."""
+    data = knot.read_bytes()
+    source, proof = FileSource(knot), ProofFile(knot.parent / "proof.json")
+    header = parse_header(data, len(data))
+    proof.add(source, header)
+    assert ProofFile(knot.parent / "proof.json").holds(source, header)
+    assert not proof.holds(source, replace(header, knot_id="0" * 32))
