@@ -7,6 +7,7 @@ model is an error, and only at the start, where it is somebody's mistake.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ _Result = TypeVar("_Result")
 
 # A warden on the way to its own store may take this long for a segment; it is on this host or near.
 _TIMEOUT = httpx2.Timeout(60.0, connect=1.0)
+_URL = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?")
 _DOCUMENT_CAP = 16 << 20
 
 
@@ -38,6 +40,8 @@ class WardenClient:
 
     def __init__(self, url: str, kind: str, knot: Knot, part: Span, *, token: str | None = None) -> None:
         self.url = url.rstrip("/")
+        if not _URL.fullmatch(self.url):
+            raise UsageError("bad-warden", f"{printable(url)}: expected http://HOST:PORT or https://HOST:PORT")
         self.kind = kind
         self.breaker = Breaker()
         self._knot = knot
@@ -52,9 +56,6 @@ class WardenClient:
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="knot-warden")
         try:
             self._introduce()
-        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as e:
-            self.close()
-            raise UsageError("bad-warden", f"{printable(url)}: {printable(e)}; expected http://HOST:PORT") from e
         except (SourceError, httpx2.TransportError) as e:
             self._failed(e)
         except BaseException:

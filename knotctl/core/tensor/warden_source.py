@@ -138,11 +138,13 @@ class WardenSource:
             self._known = True
 
     def _from_warden(self, run: _Run, part: ByteRange, out: memoryview) -> bool:
+        rejected = run.rejected
         if self._mapped(run):
             assert run.data is not None
             out[:] = run.data[part.start - run.range.start : part.end - run.range.start]
             return True
-        return all(self._fetch(run, entry, part, out) for entry in run.entries)
+        # Where mapping it was what found it bad, the warden may not have forgotten it yet.
+        return run.rejected == rejected and all(self._fetch(run, entry, part, out) for entry in run.entries)
 
     def _mapped(self, run: _Run) -> bool:
         """Map the run where it can be, once; say whether it is."""
