@@ -11,6 +11,22 @@ import typer
 from knotctl.commands.console import print_json, print_table, say
 from knotctl.commands.frames import read_frame, write_frame
 from knotctl.commands.options import Json, MemoryBudget, Model, Threads, budget_bytes
+from knotctl.commands.serving import (
+    Listen,
+    LogJson,
+    LogRequests,
+    Serve,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    UntilEof,
+    cluster_token,
+    door,
+    run_node,
+    tls_files,
+)  # fmt: skip
+from knotctl.commands.signals import sigterm_interrupts
 from knotctl.core.errors import UsageError
 from knotctl.core.sizes import format_size
 
@@ -18,7 +34,9 @@ from knotctl.core.sizes import format_size
 def run_station(
     knot: Model,
     layers: Annotated[str, typer.Option("--layers", metavar="A:B", help="The layers [A, B) to run; `:` is all.")],
-    input: Annotated[str, typer.Option("--input", "-i", metavar="FRAME", help="Hidden states to run; `-` is stdin.")],
+    input: Annotated[
+        str | None, typer.Option("--input", "-i", metavar="FRAME", help="Hidden states to run; `-` is stdin.")
+    ] = None,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FRAME", help="Where the result goes.")] = "-",
     logits: Annotated[
         str, typer.Option("--logits", metavar="last|all|none", help="From the last layer: for which tokens.")
@@ -31,19 +49,37 @@ def run_station(
         str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
     ] = "fluid",
     threads: Threads = None,
+    context: Annotated[
+        int, typer.Option("--ctx-size", "-c", min=1, help="With --serve: tokens that all sessions together may hold.")
+    ] = 8192,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="With --serve: the most tokens of a frame.")] = 512,
+    serve: Serve = False,
+    listen: Listen = "127.0.0.1:0",
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    until_eof: UntilEof = False,
+    log_json: LogJson = False,
+    log_requests: LogRequests = False,
     json: Json = False,
 ) -> None:
-    """Run layers A to B of a model over hidden states and write what comes out.
+    """Run layers A to B of a model over hidden states and write what comes out, or serve that over HTTP.
 
     A station holds the weights of one phase of one layer at a time (or a row tile of it), unless --residency says
     otherwise. Where B is the last layer, logits come out. With --kv a prompt can be fed in pieces, and decoded step by
     step: each frame's position says where it goes on; what lies beyond it is forgotten.
+
+    With --serve the station takes frames, passes them on along their route, and answers with what the last station made
+    of them, until SIGTERM or Ctrl-C; with --json one document is printed when it listens: its url, pid, role, knot_id
+    and layers.
 
     \b
     Examples:
     $ knotctl run-station demo.knot --layers 0:15 -i embed.frame -o hidden.frame
     $ knotctl run-station demo.knot --layers 15:30 -i hidden.frame -o logits.frame --logits last --json
     $ knotctl run-station demo.knot --layers 0:15 -i embed.frame -o hidden.frame --memory-budget 64MiB
+    $ knotctl run-station demo.knot --layers 0:15 --serve --listen 127.0.0.1:9200 --residency auto
     """
     from dataclasses import replace
 
@@ -60,11 +96,34 @@ def run_station(
         raise UsageError("usage", f"--logits {logits}: expected last, all or none")
     if residency not in list(Residency):
         raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
+    if threads is not None:
+        set_threads(threads)
+    if serve:
+        if input is not None or kv is not None:
+            raise UsageError("usage", "run-station: with --serve the frames come over HTTP")
+        tls, keys = tls_files(tls_cert, tls_key), cluster_token(token_file)
+        with sigterm_interrupts(), door(listen, keys, tls) as at, open_knot(knot) as k:
+            from knotctl.services.server import trust
+            from knotctl.services.station import MAX_LOGITS, StationService
+
+            def make(span: LayerSpan) -> Station:
+                spec = StationSpec(
+                    span, Residency(residency), budget_bytes(memory_budget), kv_tokens=context,
+                    least_kv_tokens=min(512, context), batch_tokens=batch, logits_rows=MAX_LOGITS,
+                )  # fmt: skip
+                return Station(k, spec)
+
+            warm_kernels()
+            span = LayerSpan.parse(layers, k.header.config.n_layers)
+            node = StationService(k, make, span, token=keys.own, tls=trust(tls_ca), batch_tokens=batch)
+            about = {"knot_id": k.id, "layers": [span.start, span.end]}
+            run_node(node, at, about, json=json, log_json=log_json, log_requests=log_requests, until_eof=until_eof)
+        return
+    if input is None:
+        raise UsageError("usage", "run-station: give --input FRAME, or --serve")
     if json and output == "-":
         raise UsageError("usage", "run-station: --json prints on stdout, so the frame needs -o FILE")
     frame = read_frame(input)
-    if threads is not None:
-        set_threads(threads)
     with open_knot(knot) as k:
         ends = {s.request_id: s.position + s.n_tokens for s in frame.segments}
         station = Station(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ import typer
 
 from knotctl.commands.console import print_json, progress, say
 from knotctl.commands.options import Json, MemoryBudget, Threads, budget_bytes, spans
+from knotctl.commands.serve_cluster import cluster_engine, given_nodes, own_processes
+from knotctl.commands.serving import LogJson, LogRequests, TlsCa, TlsCert, TlsKey, TokenFile, tls_files
 from knotctl.commands.signals import sigterm_interrupts
 from knotctl.core.errors import UsageError
 from knotctl.core.sizes import format_size
@@ -48,11 +51,29 @@ def serve(
         str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
     ] = "auto",
     threads: Threads = None,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="A process for each shard and station; started again when it dies.")
+    ] = False,
+    shard_at: Annotated[
+        list[str] | None, typer.Option("--shard-at", metavar="URL[,URL]", help="A shard elsewhere, and its replicas.")
+    ] = None,
+    station_at: Annotated[
+        list[str] | None, typer.Option("--station-at", metavar="URL[,URL]", help="A station elsewhere, and replicas.")
+    ] = None,
+    degrade: Annotated[
+        bool,
+        typer.Option("--degrade", help="Zeros for rows that neither a shard nor the knot has, named in the reply."),
+    ] = False,
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Fetch a small model, serve it with 8 shards and 2 stations, ask it once.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="With --demo: end after the answer.")] = False,
-    log_requests: Annotated[bool, typer.Option("--log-requests", help="Log a line a request, no texts.")] = False,
+    log_requests: LogRequests = False,
+    log_json: LogJson = False,
     json: Json = False,
 ) -> None:
     """Serve a model with OpenAI's API.
@@ -61,6 +82,10 @@ def serve(
     What is not supported is refused with its name, never ignored. Ctrl-C or SIGTERM stops taking requests and ends when
     those that run are done, at most 30 seconds later; a second one ends at once.
 
+    With --processes the model runs in 8 shard and 2 station processes, or as many as --shards and --stations say; with
+    --shard-at and --station-at, each given once for every shard and station in order, in processes started elsewhere. A
+    stream survives the death of any of them, token for token.
+
     With --json one document is printed when the server listens: its url, model, knot_id and pid; with --demo the answer
     too, once it has come.
 
@@ -68,36 +93,53 @@ def serve(
     Examples:
     $ knotctl serve --demo
     $ knotctl serve model.gguf --port 8080 --memory-budget 1GiB
+    $ knotctl serve model.knot --processes --shards 8 --stations 0:14,14:28
     $ KNOTCTL_API_KEY=$(openssl rand -hex 24) knotctl serve model.knot --host 0.0.0.0
     """
     from knotctl.services.keys import check_exposure, load_keys
+    from knotctl.services.logs import log_to_stderr
     from knotctl.services.server import bind, url_of
 
     if demo == (model is not None):
         raise UsageError("usage", "serve: give a MODEL or --demo")
     if once and not demo:
         raise UsageError("usage", "serve: --once goes with --demo")
+    elsewhere = bool(shard_at or station_at)
+    if processes and elsewhere:
+        raise UsageError("usage", "serve: --processes starts its own; --shard-at and --station-at are others")
     keys = load_keys(api_key_file)
     check_exposure(host, keys)
-    with sigterm_interrupts(), bind(host, port) as listener:
+    tls = tls_files(tls_cert, tls_key)
+    with sigterm_interrupts(), ExitStack() as stack:
+        listener = stack.enter_context(bind(host, port))
+        log_to_stderr("head", requests=log_requests, as_json=log_json)
         knot = _demo_knot() if demo else _knot_of(str(model))
-        engine = _open(
-            knot,
-            shards or (DEMO_SHARDS if demo else 1),
-            stations or str(DEMO_STATIONS if demo else 1),
-            context, memory_budget, residency, threads,
-        )  # fmt: skip
+        many = demo or processes
+        n_shards = shards or (DEMO_SHARDS if many else 1)
+        parts = stations or str(DEMO_STATIONS if many else 1)
+        if processes:
+            spec = stack.enter_context(
+                own_processes(
+                    knot, shards=n_shards, stations=parts, context=context, memory_budget=budget_bytes(memory_budget),
+                    residency=residency, threads=threads, degrade=degrade, log_json=log_json,
+                )
+            )  # fmt: skip
+            engine = cluster_engine(knot, spec, context)
+        elif elsewhere:
+            spec = given_nodes(shard_at or [], station_at or [], token_file, tls_ca, degrade=degrade)
+            engine = cluster_engine(knot, spec, context)
+        else:
+            engine = _open(knot, n_shards, parts, context, memory_budget, residency, threads)
         with engine:
             if alias:
                 engine.model_name = alias
-            _log_to_stderr(log_requests)
             from knotctl.services.edge import EdgeConfig
             from knotctl.services.head import Head
             from knotctl.services.server import Server
 
             head = Head(engine)
-            server = Server(head.app(EdgeConfig(host=host, keys=keys)), on_drain=head.drain)
-            url = url_of(listener)
+            server = Server(head.app(EdgeConfig(host=host, keys=keys)), on_drain=head.drain, tls=tls)
+            url = url_of(listener, tls)
             about = {"url": url, "model": engine.model_name, "knot_id": engine.knot_id, "pid": os.getpid()}
             say(f"knotctl: serving {engine.model_name} at {url} (Ctrl-C ends)")
             if not demo:
@@ -231,10 +273,3 @@ def _encoded(gguf: str, name: str | None) -> str:
             with progress(path.name, work_bytes(model)) as advance:
                 encode_cached(model, path, advance)
     return str(path)
-
-
-def _log_to_stderr(requests: bool) -> None:
-    import logging
-
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("knotctl.http").setLevel(logging.INFO if requests else logging.WARNING)

@@ -10,6 +10,21 @@ import typer
 from knotctl.commands.console import print_json, read_input, say
 from knotctl.commands.frames import write_frame
 from knotctl.commands.options import Json, Model, token_ids
+from knotctl.commands.serving import (
+    Listen,
+    LogJson,
+    LogRequests,
+    Serve,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    UntilEof,
+    cluster_token,
+    door,
+    run_node,
+    tls_files,
+)  # fmt: skip
+from knotctl.commands.signals import sigterm_interrupts
 from knotctl.core.errors import UsageError
 
 
@@ -28,28 +43,52 @@ def shard_embed(
     ] = "0",
     bos: Annotated[bool, typer.Option("--bos", help="With --text: put the model's first token in front.")] = False,
     special: Annotated[bool, typer.Option("--special", help="With --text: parse special tokens.")] = False,
+    serve: Serve = False,
+    listen: Listen = "127.0.0.1:0",
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    until_eof: UntilEof = False,
+    log_json: LogJson = False,
+    log_requests: LogRequests = False,
     json: Json = False,
 ) -> None:
-    """Embed tokens with one shard of the vocabulary and write the partial embedding.
+    """Embed tokens with one shard of the vocabulary and write the partial embedding, or serve that over HTTP.
 
     Shard I of N owns ids [I*V//N, (I+1)*V//N) of vocabulary V; the rows of other ids are zero. The partials of all N
     shards are summed by `knotctl merge`.
+
+    With --serve the shard answers frames of ids, and with the highest logits of its rows, until SIGTERM or Ctrl-C; with
+    --json one document is printed when it listens: its url, pid, role, knot_id and vocab.
 
     \b
     Examples:
     $ knotctl shard-embed demo.knot --shard 0/8 --text "Hello world" -o part0.frame
     $ echo 19556,905 | knotctl shard-embed demo.knot --tokens-file - -o all.frame
+    $ knotctl shard-embed demo.knot --shard 0/8 --serve --listen 127.0.0.1:9100
     """
     from knotctl.core.knot.reader import open_knot
     from knotctl.core.model.embed import Shard, token_frame
     from knotctl.core.spans import VocabSpan
     from knotctl.core.tokens.tokenizer import load_tokenizer
 
-    if [tokens, text, tokens_file].count(None) != 2:
-        raise UsageError("usage", "shard-embed: give one of --tokens, --text and --tokens-file")
     division = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard)
     if division is None:
         raise UsageError("bad-shard", f"--shard {shard!r}: expected I/N, as in 0/8")
+    if serve:
+        if [tokens, text, tokens_file].count(None) != 3:
+            raise UsageError("usage", "shard-embed: with --serve the tokens come over HTTP")
+        tls = tls_files(tls_cert, tls_key)
+        with sigterm_interrupts(), door(listen, cluster_token(token_file), tls) as at, open_knot(knot) as k:
+            from knotctl.services.shard import ShardService
+
+            span = VocabSpan.shard(int(division[1]), int(division[2]), k.header.config.vocab_size)
+            about = {"knot_id": k.id, "vocab": [span.start, span.end]}
+            node = ShardService(Shard(k, span))
+            run_node(node, at, about, json=json, log_json=log_json, log_requests=log_requests, until_eof=until_eof)
+        return
+    if [tokens, text, tokens_file].count(None) != 2:
+        raise UsageError("usage", "shard-embed: give one of --tokens, --text and --tokens-file")
     if not re.fullmatch(r"[0-9a-fA-F]{1,32}", request):
         raise UsageError("usage", f"--request {request!r}: expected 1 to 32 hex digits")
     if json and output == "-":

@@ -95,9 +95,8 @@ class Edge:
         finally:
             seconds = time.perf_counter() - started
             self._observe(scope, status, seconds)
-            log.info(
-                "%s %s %d %.1f ms %s", scope["method"], printable(scope["path"], 100), status, seconds * 1e3, request_id
-            )
+            path = printable(scope["path"], 100)
+            log.info("%s %s %d %.1f ms", scope["method"], path, status, seconds * 1e3, extra={"request_id": request_id})
 
     def _check(self, path: str, headers: Headers) -> None:
         config = self._config
@@ -181,5 +180,5 @@ def _named(error: Exception, request_id: str) -> KnotctlError:
     if isinstance(error, HTTPException):
         code = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "bad-request")
         return RequestError(code, error.detail, status=error.status_code)
-    log.error("request %s: %s", request_id, error, exc_info=error)
+    log.error("%s", printable(error), exc_info=error, extra={"request_id": request_id})
     return KnotctlError("internal", "this is a bug in knotctl; its log has the traceback", hint=f"request {request_id}")

@@ -37,8 +37,10 @@ class ApiKeys:
         return sum(hmac.compare_digest(digest, d) for d in self._digests) > 0 or not self._digests
 
 
-def load_keys(path: Path | None, environment: Mapping[str, str] = os.environ) -> ApiKeys:
-    """Return the keys of a file, one a line, and of the variable KNOTCTL_API_KEY.
+def load_keys(
+    path: Path | None, environment: Mapping[str, str] = os.environ, variable: str = "KNOTCTL_API_KEY"
+) -> ApiKeys:
+    """Return the keys of a file, one a line, and of a variable.
 
     Raises: SourceError, UsageError bad-api-key.
     """
@@ -52,7 +54,7 @@ def load_keys(path: Path | None, environment: Mapping[str, str] = os.environ) ->
         keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
         if not keys:
             raise UsageError("bad-api-key", f"{printable(path)}: expected keys, one a line; found none")
-    if key := environment.get("KNOTCTL_API_KEY", ""):
+    if key := environment.get(variable, ""):
         keys.append(key.strip())
     if any(len(key) < _MIN_LENGTH or not key.isascii() or " " in key for key in keys):
         raise UsageError(
@@ -71,11 +73,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_exposure(host: str, keys: ApiKeys) -> None:
+def check_exposure(
+    host: str, keys: ApiKeys, remedy: str = "--api-key-file FILE, or KNOTCTL_API_KEY; without one use --host 127.0.0.1"
+) -> None:
     """Refuse to listen where others can reach it without a key. Raises: UsageError no-api-key."""
     if not keys and not is_loopback(host):
         raise UsageError(
             "no-api-key",
             f"{printable(host)}: listening beyond this machine needs an API key",
-            hint="--api-key-file FILE, or KNOTCTL_API_KEY; without one use --host 127.0.0.1",
+            hint=remedy,
         )

@@ -7,8 +7,11 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -21,6 +24,34 @@ DRAIN_SECONDS = 30
 _KEEP_ALIVE_SECONDS = 30
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A server's certificate chain and private key, in PEM files."""
+
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raise UsageError bad-tls where the files are no certificate and its key."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as e:
+            raise UsageError("bad-tls", f"{printable(self.certificate)}, {printable(self.key)}: {printable(e)}") from e
+
+
+def trust(authority: Path | None) -> ssl.SSLContext | None:
+    """Return the TLS settings of a client that trusts the certificates of a PEM file, None for the system's.
+
+    Raises: UsageError bad-tls.
+    """
+    if authority is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except (OSError, ssl.SSLError) as e:
+        raise UsageError("bad-tls", f"{printable(authority)}: {printable(e)}") from e
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 takes a free one. Raises: UsageError bad-address, SourceError cannot-listen."""
     try:
@@ -28,23 +59,30 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as e:
         raise UsageError("bad-address", f"{printable(host)}:{port}: {e.strerror}") from e
     try:
-        return socket.create_server((str(address[0]), int(address[1])), family=family, backlog=1024)
+        listener = socket.create_server((str(address[0]), int(address[1])), family=family, backlog=1024)
     except OSError as e:
         raise SourceError(
             "cannot-listen", f"{printable(host)}:{port}: {e.strerror}", hint="--port 0 takes any free port"
         ) from e
+    # asyncio sets it only on sockets that name their protocol, which accepted ones do not; without it the body of a
+    # reply waits 40 ms for the acknowledgement of its head
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, tls: TlsFiles | None = None) -> str:
     """Return the URL under which a listening socket is reached."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
     """A server of one application. `run_on(listener)` returns when it is stopped and drained."""
 
-    def __init__(self, app: ASGIApp, *, on_drain: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, on_drain: Callable[[], None] = lambda: None, tls: TlsFiles | None = None
+    ) -> None:
         self._on_drain = on_drain
         # It warns of every request that is not HTTP; the client is told, and the log is not for strangers to fill.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -59,6 +97,8 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=DRAIN_SECONDS,
+                ssl_certfile=None if tls is None else tls.certificate,
+                ssl_keyfile=None if tls is None else tls.key,
             )
         )
 

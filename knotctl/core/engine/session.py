@@ -16,6 +16,7 @@ from typing import Self
 
 from knotctl.core.engine.batch import asks_of, compose, frame_of
 from knotctl.core.engine.pipeline import LocalStages, Stages, layer_spans
+from knotctl.core.engine.recovery import Recovery, RouteLost
 from knotctl.core.engine.speculate import MAX_DRAFT
 from knotctl.core.engine.stream import Step, Stream
 from knotctl.core.errors import Cancelled, KnotctlError, RequestError, as_error
@@ -70,16 +71,20 @@ class Engine:
         self._wake = threading.Condition()
         self._closed = False
         self._kv_peak = 0
+        self._recovery = Recovery(time.monotonic)
         self._worker = threading.Thread(target=self._work, name="knotctl-engine", daemon=True)
         self._worker.start()
 
     @classmethod
-    def open(cls, ref: str, spec: EngineSpec | None = None) -> Self:
-        """Return an engine over the knot at a path or URL, which it closes."""
-        knot = open_knot(ref)
+    def open(cls, ref: str, spec: EngineSpec | None = None, stages: Callable[[Knot], Stages] | None = None) -> Self:
+        """Return an engine over the knot at a path or URL, which it closes; stages are here, or as `stages` says."""
+        knot, made = open_knot(ref), None
         try:
-            return cls(knot, spec or EngineSpec())
+            made = None if stages is None else stages(knot)
+            return cls(knot, spec or EngineSpec(), made)
         except BaseException:
+            if made is not None:
+                made.close()
             knot.close()
             raise
 
@@ -128,6 +133,7 @@ class Engine:
             "running": len(self._active),
             "waiting": len(self._waiting),
             "peak_kv_bytes": self._kv_peak,
+            "recoveries": self._recovery.recoveries,
             **self.stages.stats(),
         }
 
@@ -186,14 +192,14 @@ class Engine:
         while len(self._active) > 1 and self._kv_need(self._active, MAX_DRAFT + 1) > self._room:
             youngest = self._active[-1]
             self.stages.drop(youngest.request_id)
-            youngest.in_kv = 0
+            youngest.restart()
             with self._wake:
                 self._active = self._active[:-1]
                 self._waiting.insert(0, youngest)
 
     def _step(self) -> None:
         """Take every active stream one step further: a piece of its prompt, or one token and what its draft gives."""
-        pieces = compose(self._active, self.stages.pass_tokens, speculate=self._spec.speculate)
+        pieces = compose(self._recovery.turn(self._active), self.stages.pass_tokens, speculate=self._spec.speculate)
 
         def check() -> None:
             if all(p.stream.cancelled for p in pieces):
@@ -205,6 +211,9 @@ class Engine:
         except Cancelled:
             for piece in pieces:
                 self._leave(piece.stream, "cancelled")
+            return
+        except RouteLost as e:
+            self._recover([(p.stream, p.stream.in_kv + len(p.tokens)) for p in pieces], e)
             return
         except Exception as e:
             # Whatever broke, nobody may wait for ever on a worker that has died.
@@ -219,6 +228,17 @@ class Engine:
                     self._leave(piece.stream, "error", tokens)
                 else:
                     self._take(piece.stream, tokens, piece.wanted - 1)
+        self._recovery.passed([p.stream for p in pieces])
+
+    def _recover(self, pieces: Sequence[tuple[Stream, int]], error: RouteLost) -> None:
+        """Have every stream replay its tokens over whatever route there is next; its client does not notice."""
+        for stream, why in self._recovery.lost(pieces, error):
+            self._leave(stream, "error", why)
+        for stream in self._active:
+            self.stages.drop(stream.request_id)
+            stream.restart()
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed, self._recovery.pause())
 
     def _take(self, stream: Stream, chosen: Sequence[Sampled], drafted: int) -> None:
         """Hand a stream its tokens: one, and one more behind each token of its draft that was right."""
@@ -234,6 +254,7 @@ class Engine:
 
     def _leave(self, stream: Stream, reason: str, error: KnotctlError | None = None) -> None:
         self.stages.drop(stream.request_id)
+        self._recovery.left(stream)
         self._active = [s for s in self._active if s is not stream]
         stream.end(reason, error)
 

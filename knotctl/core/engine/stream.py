@@ -91,6 +91,11 @@ class Stream:
         """Tokens that no station has seen yet."""
         return self.history[self.in_kv :]
 
+    def restart(self) -> None:
+        """Have all tokens go through the stations again, as another session: a late frame of the old one is void."""
+        self.request_id = uuid.uuid4().bytes
+        self.in_kv = 0
+
     def draft(self, most: int) -> list[int]:
         """Return tokens that may follow the history, no more than can still be wanted of it."""
         return self.drafter.draft(self.history, min(most, self.left - 1))

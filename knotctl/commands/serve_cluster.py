@@ -1,0 +1,77 @@
+"""The engine of `serve` over shards and stations in processes of its own, or wherever they were started by hand."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from knotctl.commands.console import say
+from knotctl.commands.options import spans
+from knotctl.commands.serving import TOKEN_VARIABLE, cluster_token
+from knotctl.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from knotctl.core.engine.remote import ClusterSpec
+    from knotctl.core.engine.session import Engine
+
+
+@contextmanager
+def own_processes(
+    knot: str, *, shards: int, stations: str, context: int, memory_budget: int | None, residency: str,
+    threads: int | None, degrade: bool, log_json: bool,
+) -> Iterator[ClusterSpec]:  # fmt: skip
+    """Start a process for each shard and station, and yield where they are; they end with the block."""
+    from knotctl.commands.warming import warm_kernels
+    from knotctl.core.engine.pipeline import layer_spans
+    from knotctl.core.engine.remote import ClusterSpec
+    from knotctl.core.knot.reader import open_knot
+    from knotctl.services.supervisor import Supervisor
+
+    with open_knot(knot) as k:
+        n_layers = k.header.config.n_layers
+    parts = layer_spans(int(stations) if stations.isdecimal() else spans(stations), n_layers)
+    logs = ["--log-json"] if log_json else []
+    commands = {
+        f"shard {i}": ["shard-embed", knot, "--shard", f"{i}/{shards}", "--serve", *logs] for i in range(shards)
+    }
+    for i, span in enumerate(parts):
+        argv = ["run-station", knot, "--layers", str(span), "--serve", "--residency", residency, "-c", str(context)]
+        if memory_budget is not None:
+            # each station's part of the budget follows from its layers, as in one process
+            argv += ["--memory-budget", str(memory_budget * len(span) // n_layers)]
+        if threads is not None:
+            argv += ["--threads", str(threads)]
+        commands[f"station {i}"] = argv + logs
+    # here, where its progress is seen, and once, not by every station for itself
+    warm_kernels()
+    # a token nobody else knows: other users of this machine can reach loopback too
+    token = secrets.token_hex(24)
+    say(f"knotctl: starting {shards} shard and {len(parts)} station processes …")
+    with Supervisor(commands, {TOKEN_VARIABLE: token}) as supervisor:
+        urls = [[c.url] for c in supervisor.children]
+        yield ClusterSpec(urls[:shards], urls[shards:], token=token, degrade=degrade)
+
+
+def given_nodes(
+    shards: Sequence[str], stations: Sequence[str], token_file: Path | None, tls_ca: Path | None, *, degrade: bool
+) -> ClusterSpec:
+    """Return where nodes are that were started by hand; replicas of one stand together, with commas."""
+    from knotctl.core.engine.remote import ClusterSpec
+    from knotctl.services.server import trust
+
+    if not shards or not stations:
+        raise UsageError("usage", "--shard-at, --station-at: give both, each as often as there are shards and stations")
+    lists = [[[u for u in text.split(",") if u] for text in group] for group in (shards, stations)]
+    token = cluster_token(token_file).own
+    return ClusterSpec(lists[0], lists[1], token=token, tls=trust(tls_ca), degrade=degrade)
+
+
+def cluster_engine(knot: str, spec: ClusterSpec, context: int) -> Engine:
+    """Return the engine over a cluster's nodes, once all of them are ready."""
+    from knotctl.core.engine.remote import RemoteStages
+    from knotctl.core.engine.session import Engine, EngineSpec
+
+    return Engine.open(knot, EngineSpec(context=context), lambda k: RemoteStages(k, spec))
