@@ -92,26 +92,58 @@ def _sixteen_scores(q, k, step):
 
 
 @inner
-def _add_values(out, e, v, begin, end, step, dims):
-    """Add e·v of keys begin to end to `dims` elements of an output, up to 64."""
-    if dims >= 64:
-        a0, a1, a2, a3 = load_f32x16(out), load_f32x16(out + 64), load_f32x16(out + 128), load_f32x16(out + 192)
+def _add_128(out, e, v, begin, end, step):
+    """Add e·v of keys begin to end to 128 elements of an output: 8 sums hide the latency of an addition."""
+    a0, a1, a2, a3 = load_f32x16(out), load_f32x16(out + 64), load_f32x16(out + 128), load_f32x16(out + 192)
+    a4, a5, a6, a7 = load_f32x16(out + 256), load_f32x16(out + 320), load_f32x16(out + 384), load_f32x16(out + 448)
+    for j in range(begin, end):
+        p, at = splat_f32x16(load_f32(e + 4 * j)), v + j * step
+        a0, a1 = add(a0, mul(p, load_f32x16(at))), add(a1, mul(p, load_f32x16(at + 64)))
+        a2, a3 = add(a2, mul(p, load_f32x16(at + 128))), add(a3, mul(p, load_f32x16(at + 192)))
+        a4, a5 = add(a4, mul(p, load_f32x16(at + 256))), add(a5, mul(p, load_f32x16(at + 320)))
+        a6, a7 = add(a6, mul(p, load_f32x16(at + 384))), add(a7, mul(p, load_f32x16(at + 448)))
+    store_f32x16(out, a0)
+    store_f32x16(out + 64, a1)
+    store_f32x16(out + 128, a2)
+    store_f32x16(out + 192, a3)
+    store_f32x16(out + 256, a4)
+    store_f32x16(out + 320, a5)
+    store_f32x16(out + 384, a6)
+    store_f32x16(out + 448, a7)
+
+
+@inner
+def _add_64(out, e, v, begin, end, step):
+    """Add e·v of keys begin to end to 64 elements of an output."""
+    a0, a1, a2, a3 = load_f32x16(out), load_f32x16(out + 64), load_f32x16(out + 128), load_f32x16(out + 192)
+    for j in range(begin, end):
+        p, at = splat_f32x16(load_f32(e + 4 * j)), v + j * step
+        a0, a1 = add(a0, mul(p, load_f32x16(at))), add(a1, mul(p, load_f32x16(at + 64)))
+        a2, a3 = add(a2, mul(p, load_f32x16(at + 128))), add(a3, mul(p, load_f32x16(at + 192)))
+    store_f32x16(out, a0)
+    store_f32x16(out + 64, a1)
+    store_f32x16(out + 128, a2)
+    store_f32x16(out + 192, a3)
+
+
+@inner
+def _add_values(out, e, v, begin, end, dim):
+    """Add e·v of keys begin to end to an output."""
+    d, step = 0, 4 * dim
+    while d + 128 <= dim:
+        _add_128(out + 4 * d, e, v + 4 * d, begin, end, step)
+        d += 128
+    while d + 64 <= dim:
+        _add_64(out + 4 * d, e, v + 4 * d, begin, end, step)
+        d += 64
+    while d < dim:
+        n = min(16, dim - d)
+        a0 = load_first_f32x16(out + 4 * d, n)
         for j in range(begin, end):
-            p, at = splat_f32x16(load_f32(e + 4 * j)), v + j * step
-            a0, a1 = add(a0, mul(p, load_f32x16(at))), add(a1, mul(p, load_f32x16(at + 64)))
-            a2, a3 = add(a2, mul(p, load_f32x16(at + 128))), add(a3, mul(p, load_f32x16(at + 192)))
-        store_f32x16(out, a0)
-        store_f32x16(out + 64, a1)
-        store_f32x16(out + 128, a2)
-        store_f32x16(out + 192, a3)
-    else:
-        for i in range(0, dims, 16):
-            n = min(16, dims - i)
-            a0 = load_first_f32x16(out + 4 * i, n)
-            for j in range(begin, end):
-                p = splat_f32x16(load_f32(e + 4 * j))
-                a0 = add(a0, mul(p, load_first_f32x16(v + j * step + 4 * i, n)))
-            store_first_f32x16(out + 4 * i, a0, n)
+            p = splat_f32x16(load_f32(e + 4 * j))
+            a0 = add(a0, mul(p, load_first_f32x16(v + j * step + 4 * d, n)))
+        store_first_f32x16(out + 4 * d, a0, n)
+        d += 16
 
 
 @inner
@@ -163,8 +195,7 @@ def attention_groups(args, scratch, begin, end):
                 last = min(first + _KEYS, position + t + 1)
                 for h in range(share):
                     to, e = out + t * row + 4 * (h0 + h) * dim, scratch + ((t - t0) * share + h) * room
-                    for d in range(0, dim, 64):
-                        _add_values(to + 4 * d, e, v + base + 4 * d, first, last, 4 * dim, dim - d)
+                    _add_values(to, e, v + base, first, last, dim)
         for t in range(t0, t1):
             for h in range(share):
                 denominator = load_f32(denominators + 4 * ((t - t0) * share + h))

@@ -45,6 +45,7 @@ from knotctl.core.kernels.tiles import (
     multiply_32_m,
     multiply_k,
     multiply_q6_k,
+    widen,
     write_sums,
 )
 from knotctl.core.kernels.unpack import (
@@ -79,6 +80,7 @@ def q4_k(args, scratch, begin, end):
         clear_sums(f, tokens)
         for b in range(blocks):
             unpack_q4_k(at + 144 * b, stride, scratch, ahead + 16 * 144 * b)
+            widen(scratch, 64)
             multiply_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
             count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
             if count:
@@ -97,6 +99,7 @@ def q5_k(args, scratch, begin, end):
         clear_sums(f, tokens)
         for b in range(blocks):
             unpack_q5_k(at + 176 * b, stride, scratch, ahead + 16 * 176 * b)
+            widen(scratch, 64)
             multiply_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
             count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
             if count:
@@ -115,6 +118,7 @@ def q6_k(args, scratch, begin, end):
         clear_sums(f, tokens)
         for b in range(blocks):
             unpack_q6_k(at + 210 * b, stride, scratch, ahead + 16 * 210 * b)
+            widen(scratch, 64)
             multiply_q6_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
             count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
             if count:
@@ -137,12 +141,13 @@ def q4_0(args, scratch, begin, end):
                 unpack_q4_0(
                     at + 18 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 18 * (b + i)
                 )
-            multiply_32(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 8, False)
+            widen(scratch, 8 * n)
+            multiply_32(scratch, scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 8, False)
             for i in range(n):
                 count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
                 if count:
                     s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
-                    multiply_32(s, d, 1, count, listed, p, tokens, f + 64 * tokens, 8, False)
+                    multiply_32(scratch, s, d, 1, count, listed, p, tokens, f + 64 * tokens, 8, False)
         write_sums(f, tokens, out + 4 * r, width)
 
 
@@ -161,12 +166,13 @@ def q4_1(args, scratch, begin, end):
                 unpack_q4_1(
                     at + 20 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 20 * (b + i)
                 )
-            multiply_32_m(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f)
+            widen(scratch, 8 * n)
+            multiply_32_m(scratch, scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f)
             for i in range(n):
                 count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
                 if count:
                     s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
-                    multiply_32_m(s, d, 1, count, listed, p, tokens, f + 64 * tokens)
+                    multiply_32_m(scratch, s, d, 1, count, listed, p, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
 
 
@@ -185,12 +191,13 @@ def q5_0(args, scratch, begin, end):
                 unpack_q5_0(
                     at + 22 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 22 * (b + i)
                 )
-            multiply_32(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 16, False)
+            widen(scratch, 8 * n)
+            multiply_32(scratch, scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 16, False)
             for i in range(n):
                 count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
                 if count:
                     s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
-                    multiply_32(s, d, 1, count, listed, p, tokens, f + 64 * tokens, 16, False)
+                    multiply_32(scratch, s, d, 1, count, listed, p, tokens, f + 64 * tokens, 16, False)
         write_sums(f, tokens, out + 4 * r, width)
 
 
@@ -209,12 +216,13 @@ def q5_1(args, scratch, begin, end):
                 unpack_q5_1(
                     at + 24 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 24 * (b + i)
                 )
-            multiply_32_m(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f)
+            widen(scratch, 8 * n)
+            multiply_32_m(scratch, scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f)
             for i in range(n):
                 count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
                 if count:
                     s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
-                    multiply_32_m(s, d, 1, count, listed, p, tokens, f + 64 * tokens)
+                    multiply_32_m(scratch, s, d, 1, count, listed, p, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
 
 
@@ -233,12 +241,13 @@ def q8_0(args, scratch, begin, end):
                 unpack_q8_0(
                     at + 34 * (b + i), stride, scratch + 512 * i, scratch + D32 + 64 * i, ahead + 16 * 34 * (b + i)
                 )
-            multiply_32(scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 128, True)
+            widen(scratch, 8 * n)
+            multiply_32(scratch, scratch, scratch + D32, n, tokens, all_tokens, first + b * plane, tokens, f, 128, True)
             for i in range(n):
                 count, listed = load_i64(part + 8 * (b + i)), part + 8 * blocks + 2 * (b + i) * tokens
                 if count:
                     s, d, p = scratch + 512 * i, scratch + D32 + 64 * i, first + (blocks + b + i) * plane
-                    multiply_32(s, d, 1, count, listed, p, tokens, f + 64 * tokens, 128, True)
+                    multiply_32(scratch, s, d, 1, count, listed, p, tokens, f + 64 * tokens, 128, True)
         write_sums(f, tokens, out + 4 * r, width)
 
 

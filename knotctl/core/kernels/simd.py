@@ -100,7 +100,7 @@ load_i64 = _loader(*_scalar("i64"))
 store_i8, store_i32, store_f32 = _storer(*_scalar("i8")), _storer(*_scalar("i32")), _storer(*_scalar("f32"))
 store_i16, store_i64 = _storer(*_scalar("i16")), _storer(*_scalar("i64"))
 load_i8x16, load_i8x32, load_i8x64 = (_loader(v, v.llvm) for v in (i8x16, i8x32, i8x64))
-load_i16x32 = _loader(i16x32, i16x32.llvm)
+load_i16x32, store_i16x32 = _loader(i16x32, i16x32.llvm), _storer(i16x32, i16x32.llvm)
 load_i32x16 = _loader(i32x16, i32x16.llvm)
 store_i32x16 = _storer(i32x16, i32x16.llvm)
 load_i32x8, load_f32x16 = _loader(i32x8, i32x8.llvm), _loader(f32x16, f32x16.llvm)
@@ -270,4 +270,4 @@ def _as(source: Vector, target: Vector) -> Any:
     return reinterpret
 
 
-words_of, bits_f32x16 = _as(i32x16, i16x32), _as(f32x16, i32x16)
+words_of, dwords_of, bits_f32x16 = _as(i32x16, i16x32), _as(i16x32, i32x16), _as(f32x16, i32x16)

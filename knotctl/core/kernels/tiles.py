@@ -14,19 +14,28 @@ import numpy as np
 from knotctl.core.kernels.dots import dot_bytes, dot_small, dot_words
 from knotctl.core.kernels.jit import inner
 from knotctl.core.kernels.lanes import splat_bytes, to_f32
+from knotctl.core.kernels.levels import LEVEL
 from knotctl.core.kernels.quantize import BYTES_32, TOKENS
 from knotctl.core.kernels.simd import (
     add,
+    dwords_of,
     load_f32,
     load_f32x16,
     load_i8x64,
+    load_i16x32,
     load_i32,
     load_i32x16,
     load_u16,
+    mask,
     mul,
+    shift_left,
+    shift_right,
+    shift_signed,
     splat_f32x16,
     splat_i32x16,
     store_f32x16,
+    store_i16x32,
+    store_i32x16,
     sub,
     words_of,
     zero_f32x16,
@@ -36,16 +45,70 @@ from knotctl.core.kernels.simd import (
 SCALES, MINS, D, M, SUMS = 4096, 5120, 5376, 5440, 5504
 # Eight blocks of a 32-element type lie where one of 256 does; d and m of each in place of the scales.
 D32, M32 = 4096, 4608
-SCRATCH_BYTES = SUMS + 2 * 64 * TOKENS
+# Without byte products a block is widened once, in place: elements 0 and 2 of each four as int16, and 1 and 3 at ODD;
+# so are the activations that are multiplied next, at READY and READY_ODD.
+WIDE = LEVEL == "generic"
+ODD = SUMS + 2 * 64 * TOKENS
+READY, READY_ODD = ODD + 4096, ODD + 5120
+SCRATCH_BYTES = ODD + (6144 if WIDE else 0)
 
 
 @inner
-def _four(acc, s, a):
-    """Return acc + the products of 16 elements."""
-    acc = dot_small(acc, load_i8x64(s), splat_bytes(a))
-    acc = dot_small(acc, load_i8x64(s + 64), splat_bytes(a + 4))
-    acc = dot_small(acc, load_i8x64(s + 128), splat_bytes(a + 8))
-    return dot_small(acc, load_i8x64(s + 192), splat_bytes(a + 12))
+def widen(s, vectors):
+    """Make the first vectors of weights int16 where the level needs that."""
+    if WIDE:
+        for i in range(vectors):
+            v = load_i32x16(s + 64 * i)
+            store_i32x16(s + 64 * i, mask(v, 0x00FF00FF))
+            store_i32x16(s + ODD + 64 * i, mask(shift_right(v, 8), 0x00FF00FF))
+
+
+@inner
+def _ready(a, s, size):
+    """Return where the `size` bytes of activations at a lie in the form that the level multiplies."""
+    if WIDE:
+        for i in range(0, size, 64):
+            v = load_i16x32(a + i)
+            store_i16x32(s + READY + i, shift_signed(shift_left(v, 8), 8))
+            store_i16x32(s + READY_ODD + i, shift_signed(v, 8))
+        return s + READY
+    return a
+
+
+@inner
+def _products(w, a):
+    """Return in int16 the products of elements 0 and 2 plus those of elements 1 and 3, of weights made WIDE."""
+    even = mul(load_i16x32(w), words_of(splat_i32x16(load_i32(a))))
+    return add(even, mul(load_i16x32(w + ODD), words_of(splat_i32x16(load_i32(a + READY_ODD - READY)))))
+
+
+@inner
+def _widened(acc, x):
+    """Return acc + the sums of pairs of int16."""
+    x = dwords_of(x)
+    return add(acc, add(shift_signed(shift_left(x, 16), 16), shift_signed(x, 16)))
+
+
+@inner
+def _four(acc, w, a):
+    """Return acc + the products of 16 elements of weights up to 31: as int16 they add up to 31496."""
+    if WIDE:
+        x, y = (
+            add(_products(w, a), _products(w + 64, a + 4)),
+            add(_products(w + 128, a + 8), _products(w + 192, a + 12)),
+        )
+        return _widened(acc, add(x, y))
+    acc = dot_small(dot_small(acc, load_i8x64(w), splat_bytes(a)), load_i8x64(w + 64), splat_bytes(a + 4))
+    return dot_small(dot_small(acc, load_i8x64(w + 128), splat_bytes(a + 8)), load_i8x64(w + 192), splat_bytes(a + 12))
+
+
+@inner
+def _four_of_63(acc, w, a):
+    """Return acc + the products of 16 elements of weights up to 63: as int16 eight of them add up to 32004."""
+    if WIDE:
+        acc = _widened(acc, add(_products(w, a), _products(w + 64, a + 4)))
+        return _widened(acc, add(_products(w + 128, a + 8), _products(w + 192, a + 12)))
+    return _four(acc, w, a)
 
 
 @inner
@@ -71,7 +134,7 @@ def multiply_k(s, count, listed, plane, tokens, f):
     sums, scales = plane + 256 * tokens, plane + 336 * tokens
     t = 0
     while t + 4 <= count:
-        a = plane + 256 * t
+        a = _ready(plane + 256 * t, s, 1024)
         x0, x1, x2, x3 = zero_i32x16(), zero_i32x16(), zero_i32x16(), zero_i32x16()
         for j in range(8):
             w, k = s + 512 * j, a + 32 * j
@@ -89,7 +152,7 @@ def multiply_k(s, count, listed, plane, tokens, f):
         _step_k(s, _sums_of(f, listed, t + 3), x3, m + 48, load_f32(d + 12))
         t += 4
     while t < count:
-        a = plane + 256 * t
+        a = _ready(plane + 256 * t, s, 256)
         x0 = zero_i32x16()
         for j in range(8):
             w, k = s + 512 * j, a + 32 * j
@@ -111,15 +174,15 @@ def multiply_q6_k(s, count, listed, plane, tokens, f):
     offsets, scales = plane + 272 * tokens, plane + 336 * tokens
     t = 0
     while t + 4 <= count:
-        a, o = plane + 256 * t, offsets + 64 * t
+        a, o = _ready(plane + 256 * t, s, 1024), offsets + 64 * t
         x0, x1, x2, x3 = zero_i32x16(), zero_i32x16(), zero_i32x16(), zero_i32x16()
         for j in range(16):
             w, k, n = s + 256 * j, a + 16 * j, o + 4 * j
             scale = load_i32x16(s + SCALES + 64 * j)
-            y0 = _four(splat_i32x16(load_i32(n)), w, k)
-            y1 = _four(splat_i32x16(load_i32(n + 64)), w, k + 256)
-            y2 = _four(splat_i32x16(load_i32(n + 128)), w, k + 512)
-            y3 = _four(splat_i32x16(load_i32(n + 192)), w, k + 768)
+            y0 = _four_of_63(splat_i32x16(load_i32(n)), w, k)
+            y1 = _four_of_63(splat_i32x16(load_i32(n + 64)), w, k + 256)
+            y2 = _four_of_63(splat_i32x16(load_i32(n + 128)), w, k + 512)
+            y3 = _four_of_63(splat_i32x16(load_i32(n + 192)), w, k + 768)
             x0, x1 = add(x0, mul(y0, scale)), add(x1, mul(y1, scale))
             x2, x3 = add(x2, mul(y2, scale)), add(x3, mul(y3, scale))
         d = scales + 4 * t
@@ -129,23 +192,28 @@ def multiply_q6_k(s, count, listed, plane, tokens, f):
         _step_q6_k(s, _sums_of(f, listed, t + 3), x3, load_f32(d + 12))
         t += 4
     while t < count:
-        a, o = plane + 256 * t, offsets + 64 * t
+        a, o = _ready(plane + 256 * t, s, 256), offsets + 64 * t
         x0 = zero_i32x16()
         for j in range(16):
-            y0 = _four(splat_i32x16(load_i32(o + 4 * j)), s + 256 * j, a + 16 * j)
+            y0 = _four_of_63(splat_i32x16(load_i32(o + 4 * j)), s + 256 * j, a + 16 * j)
             x0 = add(x0, mul(y0, load_i32x16(s + SCALES + 64 * j)))
         _step_q6_k(s, _sums_of(f, listed, t), x0, load_f32(scales + 4 * t))
         t += 1
 
 
 @inner
-def _eight(acc, s, a, wide):
-    """Return acc + the products of 32 elements; of any unsigned weights where `wide`, else of weights up to 127."""
+def _eight(acc, w, a, wide):
+    """Return acc + the products of 32 elements; of any unsigned weights where `wide`, else of weights up to 31."""
+    if not wide:
+        return _four(_four(acc, w, a), w + 256, a + 16)
     for i in range(8):
-        if wide:
-            acc = dot_bytes(acc, load_i8x64(s + 64 * i), splat_bytes(a + 4 * i))
+        at, k = w + 64 * i, a + 4 * i
+        if WIDE:  # one product of 8 bits by 7 is all that int16 holds
+            acc = _widened(acc, mul(load_i16x32(at), words_of(splat_i32x16(load_i32(k)))))
+            k += READY_ODD - READY
+            acc = _widened(acc, mul(load_i16x32(at + ODD), words_of(splat_i32x16(load_i32(k)))))
         else:
-            acc = dot_small(acc, load_i8x64(s + 64 * i), splat_bytes(a + 4 * i))
+            acc = dot_bytes(acc, load_i8x64(at), splat_bytes(k))
     return acc
 
 
@@ -160,8 +228,8 @@ def _start(sums, t, offset):
 
 
 @inner
-def multiply_32(s, d, blocks, count, listed, plane, tokens, f, offset, wide):
-    """Multiply blocks of 32 in s, whose quants were stored plus `offset`, with `count` activations of their planes."""
+def multiply_32(base, s, d, blocks, count, listed, plane, tokens, f, offset, wide):
+    """Multiply blocks of 32 at s, whose quants were stored plus `offset`, with `count` activations of their planes."""
     t = 0
     while t + 4 <= count:
         to0, to1 = _sums_of(f, listed, t), _sums_of(f, listed, t + 1)
@@ -169,7 +237,7 @@ def multiply_32(s, d, blocks, count, listed, plane, tokens, f, offset, wide):
         f0, f1, f2, f3 = load_f32x16(to0), load_f32x16(to1), load_f32x16(to2), load_f32x16(to3)
         for b in range(blocks):
             w, p, scale = s + 512 * b, plane + BYTES_32 * b * tokens, load_f32x16(d + 64 * b)
-            k, sums, a = p + 32 * t, p + 32 * tokens, p + 36 * tokens + 4 * t
+            k, sums, a = _ready(p + 32 * t, base, 128), p + 32 * tokens, p + 36 * tokens + 4 * t
             x0 = _eight(_start(sums, t, offset), w, k, wide)
             x1 = _eight(_start(sums, t + 1, offset), w, k + 32, wide)
             x2 = _eight(_start(sums, t + 2, offset), w, k + 64, wide)
@@ -186,7 +254,7 @@ def multiply_32(s, d, blocks, count, listed, plane, tokens, f, offset, wide):
         f0 = load_f32x16(to)
         for b in range(blocks):
             p = plane + BYTES_32 * b * tokens
-            x0 = _eight(_start(p + 32 * tokens, t, offset), s + 512 * b, p + 32 * t, wide)
+            x0 = _eight(_start(p + 32 * tokens, t, offset), s + 512 * b, _ready(p + 32 * t, base, 32), wide)
             f0 = _step_32(f0, x0, load_f32x16(d + 64 * b), p + 36 * tokens + 4 * t)
         store_f32x16(to, f0)
         t += 1
@@ -200,8 +268,8 @@ def _step_32_m(f, isum, d, a, m, n):
 
 
 @inner
-def multiply_32_m(s, d, blocks, count, listed, plane, tokens, f):
-    """Multiply blocks of 32 in s with `count` activations of their planes: Q4_1 and Q5_1."""
+def multiply_32_m(base, s, d, blocks, count, listed, plane, tokens, f):
+    """Multiply blocks of 32 at s with `count` activations of their planes: Q4_1 and Q5_1."""
     t = 0
     while t + 4 <= count:
         to0, to1 = _sums_of(f, listed, t), _sums_of(f, listed, t + 1)
@@ -210,7 +278,7 @@ def multiply_32_m(s, d, blocks, count, listed, plane, tokens, f):
         for b in range(blocks):
             w, p = s + 512 * b, plane + BYTES_32 * b * tokens
             scale, m = load_f32x16(d + 64 * b), load_f32x16(d + M32 - D32 + 64 * b)
-            k, n, a = p + 32 * t, p + 32 * tokens + 4 * t, p + 36 * tokens + 4 * t
+            k, n, a = _ready(p + 32 * t, base, 128), p + 32 * tokens + 4 * t, p + 36 * tokens + 4 * t
             x0, x1 = _eight(zero_i32x16(), w, k, False), _eight(zero_i32x16(), w, k + 32, False)
             x2, x3 = _eight(zero_i32x16(), w, k + 64, False), _eight(zero_i32x16(), w, k + 96, False)
             f0, f1 = _step_32_m(f0, x0, scale, a, m, n), _step_32_m(f1, x1, scale, a + 4, m, n + 4)
@@ -226,7 +294,7 @@ def multiply_32_m(s, d, blocks, count, listed, plane, tokens, f):
         for b in range(blocks):
             p = plane + BYTES_32 * b * tokens
             n, a = p + 32 * tokens + 4 * t, p + 36 * tokens + 4 * t
-            x0 = _eight(zero_i32x16(), s + 512 * b, p + 32 * t, False)
+            x0 = _eight(zero_i32x16(), s + 512 * b, _ready(p + 32 * t, base, 32), False)
             f0 = _step_32_m(f0, x0, load_f32x16(d + 64 * b), a, load_f32x16(d + M32 - D32 + 64 * b), n)
         store_f32x16(to, f0)
         t += 1
