@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,15 @@ def test_counts_what_reached_the_source_beneath(path: Path) -> None:
     with pytest.raises(SourceError):
         source.read(0, 10)
     assert (source.reads, source.bytes) == (2, 7)
+
+
+def test_a_read_holds_its_bytes_once(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(32 << 20))
+    source = FileSource(tmp_path / "big")
+    tracemalloc.start()
+    data = source.read(0, source.size)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(data) == source.size
+    assert peak < source.size + (1 << 20)
+    source.close()
