@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from knotctl.core.source.cache_counts import CacheCounts
-from knotctl.core.tensor.records import RECORD_BYTES, RecordKind, open_record, split_records
+from knotctl.core.tensor.records import RecordKind, open_record, split_records
 from knotctl.core.tensor.rows import Row, RowSource
 from knotctl.core.tensor.views import TensorView
 from knotctl.core.tensor.warden_client import WardenClient
 
-# What a warden answers at once, and more than a prompt has distinct rows of one shard.
+# What a warden takes at once: more than a prompt has distinct rows of one shard.
 ROWS_AT_ONCE = 4096
+# And what is asked for at once: well below the largest answer that a call takes.
+_REPLY_BYTES = 32 << 20
 
 
 class WardenRows:
@@ -28,8 +30,9 @@ class WardenRows:
         """Return at least these rows. Raises: SourceError where the knot cannot be read either."""
         found: dict[int, Row] = {}
         asked = sorted(set(rows))
-        for at in range(0, len(asked), ROWS_AT_ONCE):
-            found |= self._ask(asked[at : at + ROWS_AT_ONCE])
+        step = min(ROWS_AT_ONCE, max(1, _REPLY_BYTES // max(self._lengths.values())))
+        for at in range(0, len(asked), step):
+            found |= self._ask(asked[at : at + step])
         self.counts.add("hits", len(found))
         left = [row for row in asked if row not in found]
         self.counts.add("misses", len(left))
@@ -41,10 +44,7 @@ class WardenRows:
         self._below.close()
 
     def _ask(self, rows: list[int]) -> dict[int, Row]:
-        cap = len(rows) * (RECORD_BYTES + max(self._lengths.values()))
-        reply = self._client.attempt(
-            lambda: split_records(self._client.post("/tensors", {"rows": rows}, cap), len(rows))
-        )
+        reply = self._client.attempt(lambda: split_records(self._client.post("/tensors", {"rows": rows}), len(rows)))
         if reply is None:
             self.counts.add("errors")
             return {}
