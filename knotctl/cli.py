@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "shard-embed": "shard_embed:shard_embed",
     "merge": "merge:merge",
     "run-station": "run_station:run_station",
+    "warden": "warden:warden",
     "generate": "generate:generate",
     "bench": "bench:bench",
     "serve": "serve:serve",
