@@ -36,6 +36,9 @@ def encode(
         int | None, typer.Option("--jobs", "-j", min=1, max=64, help="Threads; by default one a core.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace DEST where it exists.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing; show the layout, and what weights a station must hold.")
+    ] = False,
     endpoint_url: EndpointUrl = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -50,6 +53,7 @@ def encode(
     Examples:
     $ knotctl encode model-q4_k_m.gguf model.knot
     $ knotctl encode model-00001-of-00003.gguf model.knot --force
+    $ knotctl encode --dry-run model.gguf
     $ knotctl encode s3://models/model.gguf s3://models/model.knot
     $ knotctl encode --json model.gguf model.knot | jq -r .knot_id
     """
@@ -62,6 +66,9 @@ def encode(
 
     began = time.monotonic()
     target = dest or str(default_destination(src))
+    if dry_run:
+        _show_layout(src, target, vocab_size, json)
+        return
     with (
         _sigterm_interrupts(),
         _placed(target, src, force) as path,
@@ -94,6 +101,28 @@ def encode(
         ("size", f"{format_size(done.file_bytes)} ({done.file_bytes:,} bytes) in {seconds:.1f} s"),
     )
     print_table(("knot", printable(target, 4096)), rows)
+
+
+def _show_layout(src: str, target: str, vocab_size: int | None, as_json: bool) -> None:
+    from knotctl.core.errors import printable
+    from knotctl.core.gguf.parts import open_gguf
+    from knotctl.core.knot.describe import describe_encoding
+    from knotctl.core.sizes import format_size
+
+    with open_gguf(src) as model:
+        layout = describe_encoding(model, vocab_size)
+    if as_json:
+        print_json({"knot": target, **layout.to_json()})
+        return
+    print_table(
+        ("part", "tensors", "bytes", "largest", "types"),
+        [(p.part, p.tensors, format_size(p.bytes), format_size(p.largest), " ".join(p.types)) for p in layout.parts],
+        title=f"{printable(target, 4096)} would be {layout.file_bytes:,} bytes",
+    )
+    least = format_size(layout.facts["station_weight_bytes"])
+    print(
+        f"A station holds {least} of weights at the least, one phase of a layer; less where phases are cut into tiles."
+    )
 
 
 @contextmanager

@@ -167,3 +167,24 @@ def test_a_model_is_encoded_in_a_quarter_of_its_memory(gguf_of: Callable[[str], 
     args = [sys.executable, "-c", script, "encode", str(gguf_of("coder-1.5b")), str(tmp_path / "x.knot"), "--json"]
     done = subprocess.run(args, capture_output=True, text=True, timeout=300, check=True)
     assert int(done.stdout.splitlines()[-1]) < 250_000
+
+
+def test_a_dry_run_shows_the_layout_that_an_encoding_has_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, dest = str(FIXTURES / "tiny.gguf"), tmp_path / "x.knot"
+    assert main(["encode", "--dry-run", "--json", src, str(dest)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert main(["encode", "--dry-run", src, str(dest)]) == 0
+    assert "A station holds" in capsys.readouterr().out
+    assert not dest.exists()
+    assert main(["encode", src, str(dest)]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "--json", str(dest)]) == 0
+    is_so = json.loads(capsys.readouterr().out)
+    assert told["file_bytes"] == is_so["file_bytes"] == dest.stat().st_size
+    for field in ("payload_offset", "payload_bytes", "parts", "config"):
+        assert told[field] == is_so[field]
+    assert [t | {"sha256": None} for t in is_so["tensors"]] == told["tensors"]
+    phases = [p["largest"] for p in is_so["parts"] if p["part"] in ("attn", "ffn_gate", "ffn_up", "ffn_down")]
+    assert told["station_weight_bytes"] == max(phases)

@@ -9,8 +9,13 @@ from typing import Any, NamedTuple
 
 from knotctl.core.gguf.header import GgufFile, GgufValue
 from knotctl.core.gguf.names import OUTPUT, OUTPUT_NORM, PHASES, ROPE_FREQS, TOKEN_EMBD, knot_name, layer_tensors
+from knotctl.core.gguf.parts import GgufModel
 from knotctl.core.knot.entry import KnotHeader
+from knotctl.core.knot.from_gguf import payload_of
+from knotctl.core.knot.gguf_config import config_of
+from knotctl.core.knot.header import encode_header
 from knotctl.core.knot.layout import DIGESTS_TENSOR, TOKENIZER_TENSOR
+from knotctl.core.knot.writer import lay_out
 from knotctl.core.qtypes import QType
 
 _LAYER = re.compile(r"blk_([0-9]{1,6})_(.+)")
@@ -94,6 +99,28 @@ def describe_knot(header: KnotHeader) -> Description:
         "config": header.config.to_json(),
     }
     return Description("knot", header.file_bytes, facts, rows, sizes_by_part((r.name, r) for r in rows))
+
+
+def describe_encoding(model: GgufModel, vocab_size: int | None = None) -> Description:
+    """Return the description of the knot that a model will be encoded into; digests are not known before it is.
+
+    Raises: GgufError, UsageError bad-vocab-size.
+    """
+    config = config_of(model, vocab_size)
+    entries, table = lay_out(payload_of(model))
+    source = {"format": "gguf", "version": model.version}
+    start = len(encode_header(config, [*entries, table], source=source))
+    rows = tuple(TensorRow(e.name, e.qtype, e.shape, start + e.offset, e.length, None) for e in (*entries, table))
+    parts = sizes_by_part((r.name, r) for r in rows)
+    # The tables of ids are read by rows, so that of the weights it is one phase that a station has to hold.
+    least = max((p.largest for p in parts if p.part in PHASES), default=0)
+    facts = {
+        "payload_offset": start,
+        "payload_bytes": table.end,
+        "station_weight_bytes": least,
+        "config": config.to_json(),
+    }
+    return Description("knot", start + table.end, facts, rows, parts)
 
 
 def describe_gguf(file: GgufFile) -> Description:

@@ -126,7 +126,7 @@ class _Writing:
         self._one_at_a_time = threading.Lock()
 
     def write(self, config: KnotConfig, payload: Sequence[PayloadTensor], source: Mapping[str, object]) -> KnotHeader:
-        entries, table = _lay_out(payload)
+        entries, table = lay_out(payload)
         start = len(encode_header(config, [*entries, table], source=source))
         os.ftruncate(self.fd, start + table.end)
 
@@ -203,7 +203,7 @@ class _Writing:
             self._advance(done)
 
 
-def _lay_out(payload: Sequence[PayloadTensor]) -> tuple[list[TensorEntry], TensorEntry]:
+def lay_out(payload: Sequence[PayloadTensor]) -> tuple[list[TensorEntry], TensorEntry]:
     """Return the entries of the tensors, one behind the other, and that of the digest table; digests still unknown."""
     entries, offset = [], 0
     for t in payload:
