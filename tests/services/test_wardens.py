@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from knotctl.core.errors import SourceError, UsageError, WrongIdentity
 from knotctl.core.knot.layout import DIGEST_CHUNK
 from knotctl.core.knot.reader import Knot, open_knot
-from knotctl.core.model.embed import Shard
+from knotctl.core.model.embed import Shard, token_frame
+from knotctl.core.model.station import Station, StationSpec
 from knotctl.core.source.counted import CountedSource
 from knotctl.core.source.kv import open_kv
 from knotctl.core.source.opening import open_source
@@ -33,6 +35,7 @@ from knotctl.core.tensor.records import RecordKind, encode_record, open_record, 
 from knotctl.core.tensor.row_levels import RowLevels
 from knotctl.core.tensor.rows import embedding_table, knot_rows
 from knotctl.core.tensor.warden_source import behind_warden
+from knotctl.core.wire.merge import merge_partials
 from knotctl.services.edge import EdgeConfig
 from knotctl.services.keys import ApiKeys
 from knotctl.services.warden import LayerWarden, RowWarden
@@ -303,6 +306,29 @@ def test_a_view_is_the_warden_s_memory_and_outlives_it(start: Started) -> None:
     node.cache.invalidate(name)
     server.server.stop()
     assert bytes(view) == knot.read(name)
+
+
+@pytest.mark.parametrize("budget", [1 << 30, 60_000])
+def test_a_station_computes_in_the_warden_s_memory(start: Started, budget: int) -> None:
+    _, server = start.layers(budget=budget)
+    plain = start.knot()
+    span = LayerSpan(0, plain.header.config.n_layers)
+    spec = StationSpec(span, kv_tokens=64, batch_tokens=8)
+    ids = token_frame(plain.id, [5, 17, 200], 0, bytes(16))
+    hidden = replace(merge_partials([Shard(plain, VocabSpan(0, plain.header.config.vocab_size)).embed(ids)]), meta={})
+    expected = Station(plain, spec).forward(hidden)
+    inner = start.knot()
+    with behind_warden(inner, server.url, span) as knot:
+        station = Station(knot, spec)
+        before = reads(inner)
+        for _ in range(2):
+            assert station.forward(hidden).payload.tobytes() == expected.payload.tobytes()
+        assert counts(knot)["hits"] > 0
+        if budget == 1 << 30:
+            assert reads(inner) == before
+            assert station.weights.ledger.peak == 0, "no weights of its own"
+        else:
+            assert 0 < station.weights.ledger.peak <= station.plan.buffer_bytes
 
 
 def test_the_warden_s_memory_cannot_be_written_or_cut(start: Started) -> None:

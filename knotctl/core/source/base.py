@@ -36,6 +36,15 @@ class ByteSource(Protocol):
         ...
 
 
+@runtime_checkable
+class SharedSource(Protocol):
+    """A source that has some of its bytes in memory already, where other processes share them."""
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        """Return bytes as they lie there, never to change, or None where they do not."""
+        ...
+
+
 def check_range(name: str, size: int, offset: int, length: int) -> None:
     """Refuse a range that is not within [0, size).
 

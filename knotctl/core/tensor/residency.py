@@ -21,7 +21,7 @@ from knotctl.core.errors import BudgetError
 from knotctl.core.kernels.decode import decode_rows
 from knotctl.core.kernels.matmul import Activations, activation_kind, matmul, quantize
 from knotctl.core.sizes import format_size
-from knotctl.core.source.base import ByteSource
+from knotctl.core.source.base import ByteSource, SharedSource
 from knotctl.core.spans import ByteRange
 from knotctl.core.tensor.views import TensorView
 
@@ -144,6 +144,7 @@ class Weights:
         self.uses = {id(p): PhaseUse(p.layer, p.name, p.bytes) for p in phases}
         self._phases = list(phases)
         self._pinned: dict[int, dict[str, Bytes]] = {}
+        self._shared = source if isinstance(source, SharedSource) else None
         self._buffer: Bytes | None = None
         self._filled = 0
         self._pin(pinned_bytes)
@@ -188,6 +189,10 @@ class Weights:
             if pinned is not None:
                 use.tiles = 1
                 yield HeldPhase(self, phase, use, pinned)
+            elif (parts_elsewhere := self._in_shared_memory(phase)) is not None:
+                # Nothing is held here: the memory is the warden's, and counted by it.
+                use.tiles = 1
+                yield HeldPhase(self, phase, use, parts_elsewhere)
             elif phase.bytes <= self.buffer_bytes:
                 use.tiles = 0
                 with self.loaded(use, [t.range for t in phase.tensors.values()]) as parts:
@@ -199,6 +204,18 @@ class Weights:
                     yield HeldPhase(self, phase, use, dict(zip(vectors, parts, strict=True)))
         finally:
             use.compute_ms += (time.perf_counter() - started) * 1e3 - (use.load_ms - loaded_before)
+
+    def _in_shared_memory(self, phase: Phase) -> dict[str, Bytes] | None:
+        """Return the phase's parts where its source has them in memory, whole."""
+        ranges = merged([t.range for t in phase.tensors.values()])
+        if self._shared is None or len(ranges) != 1:
+            return None
+        data = self._shared.view(ranges[0].start, len(ranges[0]))
+        if data is None:
+            return None
+        block = np.frombuffer(data, np.uint8)
+        start = ranges[0].start
+        return {role: block[t.range.start - start : t.range.end - start] for role, t in phase.tensors.items()}
 
     @contextmanager
     def loaded(self, use: PhaseUse, ranges: Sequence[ByteRange], *, tile: bool = True) -> Iterator[list[Bytes]]:
