@@ -11,6 +11,7 @@ quarter of those of the down projection.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
@@ -206,8 +207,26 @@ def check_finite(args, scratch, begin, end):
             store_i64(args + REPORT, 1)
 
 
-def quantize(x: NDArray[np.float32], qtype: QType) -> Activations:
-    """Return activations as weights of this type multiply them.
+def quantized_bytes(qtype: QType, columns: int, tokens: int) -> int:
+    """Return the bytes that `quantize` allocates for T rows of K columns."""
+    if qtype.block == 1:
+        return 0
+    n, size = columns // qtype.block, BYTES_256 if qtype.block == 256 else BYTES_32
+    return sum(_part_bytes(n, min(TOKENS, tokens - t), size) for t in range(0, tokens, TOKENS))
+
+
+def _part_bytes(blocks: int, tokens: int, size: int) -> int:
+    return 8 * blocks + 2 * blocks * tokens + 64 + 2 * blocks * tokens * size
+
+
+def _fresh(count: int) -> NDArray[np.uint8]:
+    return np.empty(count, np.uint8)
+
+
+def quantize(
+    x: NDArray[np.float32], qtype: QType, allocate: Callable[[int], NDArray[np.uint8]] = _fresh
+) -> Activations:
+    """Return activations as weights of this type multiply them, in memory that `allocate` gives for a number of bytes.
 
     Shapes: x f32[T, K], K a multiple of the type's block.
     Raises: CheckFailed bad-activation where a number is not finite, ModelError unsupported-type.
@@ -225,7 +244,7 @@ def quantize(x: NDArray[np.float32], qtype: QType) -> Activations:
         kernel, size = (quantize_256, BYTES_256) if qtype.block == 256 else (quantize_32, BYTES_32)
         for t in range(0, tokens, TOKENS):
             some = min(TOKENS, tokens - t)
-            part = np.empty(8 * n + 2 * n * some + 64 + 2 * n * some * size, np.uint8)
+            part = allocate(_part_bytes(n, some, size))
             part[: 8 * n] = 0
             acts.parts.append((some, part, address(part)))
             # A grain of some microseconds: 100 ns per 256 numbers.

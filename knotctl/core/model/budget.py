@@ -7,15 +7,19 @@ table that shows why (DESIGN decision 6).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from knotctl.core.errors import BudgetError, UsageError
+from knotctl.core.kernels.quantize import activation_kind, quantized_bytes
+from knotctl.core.kernels.threads import get_threads
 from knotctl.core.model.config import ModelConfig
 from knotctl.core.sizes import format_size
+from knotctl.core.tensor.arena import ALIGN
 from knotctl.core.tensor.residency import Phase
+from knotctl.core.tensor.views import TensorView
 
 # Weights are read once a chunk, so a chunk this long makes prefill bound by arithmetic; longer ones only cost memory.
 MAX_CHUNK = 512
@@ -23,8 +27,8 @@ MAX_CHUNK = 512
 GOOD_TILE_BYTES = 4 << 20
 # Below this many tokens a chunk, reading the weights again for each one costs more than multiplying with them.
 GOOD_CHUNK = 64
-# Kernel scratch: unpacked tiles and float sums of two threads, measured well below this.
-SCRATCH_BYTES = 2 << 20
+# What a thread of the kernels may take: attention's scores of a few tokens, a tile's unpacked blocks and float sums.
+ATTENTION_SCRATCH, MATMUL_SCRATCH = 288 << 10, 128 << 10
 
 
 class Residency(StrEnum):
@@ -53,12 +57,13 @@ class MemoryPlan:
     chunk_tokens: int
     activation_bytes: int
     frame_bytes: int
+    scratch_bytes: int
 
     @property
     def total_bytes(self) -> int:
         """The most that is held at any moment."""
         held = self.buffer_bytes + self.pinned_bytes
-        return held + self.kv_bytes + self.activation_bytes + self.frame_bytes + SCRATCH_BYTES
+        return held + self.kv_bytes + self.activation_bytes + self.frame_bytes + self.scratch_bytes
 
     def table(self) -> list[tuple[str, int]]:
         """Return the uses and their bytes, for people."""
@@ -68,17 +73,50 @@ class MemoryPlan:
             (f"keys and values of {self.kv_tokens} tokens", self.kv_bytes),
             (f"activations of {self.chunk_tokens} tokens", self.activation_bytes),
             ("frames in and out", self.frame_bytes),
-            ("kernel scratch", SCRATCH_BYTES),
+            ("kernel scratch", self.scratch_bytes),
         ]
 
 
-def activation_bytes(config: ModelConfig) -> int:
-    """Return the bytes of activations that one token needs at the most in any phase."""
+def activation_bytes(config: ModelConfig, phases: Sequence[Phase], tokens: int) -> int:
+    """Return the bytes of the arena that a chunk of so many tokens needs in its hungriest phase.
+
+    It counts what forward.py cuts: float32 arrays, and the quantised copy of each input for each kind of weight.
+    """
     hidden, ffn, q, kv = config.hidden_size, config.ffn_size, config.q_size, config.kv_size
-    # float32 arrays alive at once, and the int8 copies with their scales and sums (2 bytes a value is above all kinds)
-    attn = 4 * (3 * hidden + 2 * q + 4 * kv) + 2 * (hidden + q)
-    feed_forward = 4 * (3 * hidden + 2 * ffn) + 2 * (hidden + ffn)
-    return max(attn, feed_forward)
+    # each array may be followed by less than ALIGN bytes; no phase cuts more than this many
+    slack = 24 * ALIGN
+
+    def floats(*widths: int) -> int:
+        return 4 * tokens * sum(widths)
+
+    def quantised(columns: int, tensors: Iterable[TensorView]) -> int:
+        kinds = {activation_kind(t.qtype): t.qtype for t in tensors}
+        return sum(quantized_bytes(qtype, columns, tokens) for qtype in kinds.values())
+
+    most = 0
+    ffn_inputs: dict[int | None, list[TensorView]] = {}
+    for phase in phases:
+        t = phase.tensors
+        if phase.name == "attn":
+            inputs = [v for role, v in t.items() if role in ("attn_q_weight", "attn_k_weight", "attn_v_weight")]
+            normed = (q if "attn_q_norm_weight" in t else 0) + (kv if "attn_k_norm_weight" in t else 0)
+            need = floats(hidden, q, kv, kv, normed, q, hidden)
+            need += quantised(hidden, inputs) + quantised(q, [t["attn_output_weight"]])
+        elif phase.name == "output":
+            need = floats(hidden) + quantised(hidden, [t["output_weight"]])
+        else:
+            mine = ffn_inputs.setdefault(phase.layer, [])
+            mine += [v for role, v in t.items() if role in ("ffn_gate_weight", "ffn_up_weight")]
+            need = floats(hidden, ffn, ffn, hidden) + quantised(hidden, mine)
+            need += quantised(ffn, [v for role, v in t.items() if role == "ffn_down_weight"])
+        most = max(most, need)
+    return most + slack
+
+
+def scratch_bytes(config: ModelConfig, kv_tokens: int) -> int:
+    """Return the bytes that the kernels' threads need beside the arena: attention's scores, tiles, and a margin."""
+    scores = max(ATTENTION_SCRATCH, config.n_heads // config.n_kv_heads * 4 * (kv_tokens + 64))
+    return get_threads() * (scores + MATMUL_SCRATCH)
 
 
 def plan_memory(
@@ -107,11 +145,12 @@ def plan_memory(
     buffer = max(largest, smallest_tile)
     # hidden states as they came and as they leave
     frames = 2 * batch_tokens * config.hidden_size * 4 + logits_rows * config.vocab_size * 4
-    token_bytes = activation_bytes(config)
 
     def plan(mode: Residency, buffer_bytes: int, pinned: int, kv: int, chunk: int) -> MemoryPlan:
+        activations = activation_bytes(config, phases, chunk)
+        scratch = scratch_bytes(config, kv)
         return MemoryPlan(
-            budget, mode, total, buffer_bytes, pinned, kv, kv * kv_token_bytes, chunk, chunk * token_bytes, frames
+            budget, mode, total, buffer_bytes, pinned, kv, kv * kv_token_bytes, chunk, activations, frames, scratch
         )
 
     longest = max(1, min(MAX_CHUNK, batch_tokens))
@@ -131,7 +170,7 @@ def plan_memory(
     tries = [(kv, chunk, good) for kv in contexts for chunk in chunks if chunk >= min(longest, GOOD_CHUNK)]
     tries += [(least_kv_tokens, chunk, tile) for tile in (good, smallest_tile) for chunk in chunks]
     for kv, chunk, tile in tries:
-        room = budget - SCRATCH_BYTES - frames - kv * kv_token_bytes - chunk * token_bytes
+        room = budget - plan(residency, 0, 0, kv, chunk).total_bytes
         if residency in (Residency.RESIDENT, Residency.AUTO) and room >= total:
             return plan(Residency.RESIDENT, 0, total, kv, chunk)
         if residency is not Residency.RESIDENT and room >= tile:

@@ -23,7 +23,7 @@ from knotctl.core.wire.merge import partial_meta
 
 if TYPE_CHECKING:
     # a process that only embeds has no use for numba, which comes with the kernels
-    from knotctl.core.tensor.residency import Floats
+    from knotctl.core.tensor.arena import Floats
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:

@@ -19,7 +19,8 @@ from knotctl.core.kernels.rope import rope
 from knotctl.core.model.config import ModelConfig
 from knotctl.core.model.kv import KvCache
 from knotctl.core.model.phases import LayerPhases
-from knotctl.core.tensor.residency import Floats, HeldPhase, Input, Phase, Weights
+from knotctl.core.tensor.arena import Arena, Floats
+from knotctl.core.tensor.residency import HeldPhase, Input, Phase, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,80 +41,84 @@ class Rope:
     interleaved: bool
 
 
-def forward(
-    x: Floats,
-    batch: Sequence[Rows],
-    layers: Iterable[LayerPhases],
-    weights: Weights,
-    config: ModelConfig,
-    rope_table: Rope,
-    check: Callable[[], None],
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What every layer of a pass computes with. Shapes: positions int64 [tokens], of the batch's rows in order."""
+
+    batch: Sequence[Rows]
+    positions: npt.NDArray[np.int64]
+    config: ModelConfig
+    rope: Rope
+    arena: Arena
+
+    @property
+    def tokens(self) -> int:
+        """The number of rows."""
+        return len(self.positions)
+
+
+def forward(x: Floats, p: Pass, layers: Iterable[LayerPhases], weights: Weights, check: Callable[[], None]) -> None:
     """Run x float32 [tokens, hidden_size] through the layers, in place; `check` runs before each phase and may raise.
 
-    Each session's KV grows by its rows; the caller has truncated it to the rows' position beforehand.
+    Each session's KV grows by its rows; the caller has truncated it to the rows' position beforehand. Everything but
+    x is cut from the arena, whose size budget.py counts: the two change together.
     """
-    positions = np.concatenate([np.arange(r.position, r.position + r.end - r.start) for r in batch])
     for layer in layers:
         check()
-        with weights.hold(layer.attn) as w:
-            x += attend(w, x, positions, batch, layer.index, config, rope_table)
-        check()
-        with weights.hold(layer.ffn_gate) as w:
-            normed = Input(norm(x, w.vector("ffn_norm_weight"), config))
-            gate = w.multiply("ffn_gate_weight", normed)
-        check()
-        with weights.hold(layer.ffn_up) as w:
-            up = w.multiply("ffn_up_weight", normed)
-        check()
-        with weights.hold(layer.ffn_down) as w:
-            swiglu(gate, up, gate)
-            x += w.multiply("ffn_down_weight", Input(gate))
+        with p.arena.scope(), weights.hold(layer.attn) as w:
+            x += attend(w, x, p, layer.index)
+        with p.arena.scope():
+            check()
+            with weights.hold(layer.ffn_gate) as w:
+                normed = Input(norm(x, w.vector("ffn_norm_weight"), p), p.arena)
+                gate = w.multiply("ffn_gate_weight", normed, p.arena.floats(p.tokens, p.config.ffn_size))
+            check()
+            with weights.hold(layer.ffn_up) as w:
+                up = w.multiply("ffn_up_weight", normed, p.arena.floats(p.tokens, p.config.ffn_size))
+            check()
+            with weights.hold(layer.ffn_down) as w:
+                swiglu(gate, up, gate)
+                x += w.multiply("ffn_down_weight", Input(gate, p.arena), p.arena.floats(p.tokens, x.shape[1]))
 
 
-def attend(
-    w: HeldPhase,
-    x: Floats,
-    positions: npt.NDArray[np.int64],
-    batch: Sequence[Rows],
-    layer: int,
-    config: ModelConfig,
-    rope_table: Rope,
-) -> Floats:
+def attend(w: HeldPhase, x: Floats, p: Pass, layer: int) -> Floats:
     """Return what attention of one layer adds to x; the layer's keys and values of these rows enter the KV caches."""
-    normed = Input(norm(x, w.vector("attn_norm_weight"), config))
-    q, k, v = (project(w, part, normed, config) for part in ("attn_q", "attn_k", "attn_v"))
-    for heads in (q, k):
-        rope(heads, positions, rope_table.inverse_frequencies, rope_table.interleaved)
-    mixed = np.empty_like(q)
-    for r in batch:
+    c = p.config
+    normed = Input(norm(x, w.vector("attn_norm_weight"), p), p.arena)
+    q, k, v = (project(w, part, normed, heads, p) for part, heads in
+               (("attn_q", c.n_heads), ("attn_k", c.n_kv_heads), ("attn_v", c.n_kv_heads)))  # fmt: skip
+    for turned in (q, k):
+        rope(turned, p.positions, p.rope.inverse_frequencies, p.rope.interleaved)
+    mixed = p.arena.floats(p.tokens, c.q_size)
+    for r in p.batch:
         keys, values = r.kv.store(layer, r.position, k[r.start : r.end], v[r.start : r.end])
-        attention(q[r.start : r.end], keys, values, r.position, mixed[r.start : r.end])
-    out = w.multiply("attn_output_weight", Input(mixed.reshape(len(x), config.q_size)))
+        attention(q[r.start : r.end], keys, values, r.position, mixed[r.start : r.end].reshape(-1, *q.shape[1:]))
+    out = w.multiply("attn_output_weight", Input(mixed, p.arena), p.arena.floats(p.tokens, c.hidden_size))
     if "attn_output_bias" in w:
         out += w.vector("attn_output_bias")
     return out
 
 
-def project(w: HeldPhase, part: str, normed: Input, config: ModelConfig) -> Floats:
+def project(w: HeldPhase, part: str, normed: Input, n_heads: int, p: Pass) -> Floats:
     """Return queries, keys or values float32 [tokens, heads, head_dim], biased and normed where the model asks it."""
-    out = w.multiply(f"{part}_weight", normed)
+    out = w.multiply(f"{part}_weight", normed, p.arena.floats(p.tokens, n_heads * p.config.head_dim))
     if f"{part}_bias" in w:
         out += w.vector(f"{part}_bias")
-    heads = out.reshape(len(out), -1, config.head_dim)
     if f"{part}_norm_weight" in w:
-        heads = norm(heads.reshape(-1, config.head_dim), w.vector(f"{part}_norm_weight"), config).reshape(heads.shape)
-    return heads
+        out = norm(out.reshape(-1, p.config.head_dim), w.vector(f"{part}_norm_weight"), p)
+    return out.reshape(p.tokens, n_heads, p.config.head_dim)
 
 
-def head(x: Floats, phase: Phase, weights: Weights, config: ModelConfig) -> Floats:
-    """Return the logits float32 [tokens, vocab_size] of hidden states; rows of padding get none."""
-    with weights.hold(phase) as w:
-        return w.multiply("output_weight", Input(norm(x, w.vector("output_norm_weight"), config)), config.vocab_size)
+def head(x: Floats, phase: Phase, weights: Weights, config: ModelConfig, arena: Arena, out: Floats) -> None:
+    """Write the logits of hidden states to out float32 [tokens, vocab_size]; rows of padding get none."""
+    with arena.scope(), weights.hold(phase) as w:
+        normed = arena.floats(*x.shape)
+        rms_norm(x, w.vector("output_norm_weight"), config.rms_eps, normed)
+        w.multiply("output_weight", Input(normed, arena), out)
 
 
-def norm(x: Floats, weight: Floats, config: ModelConfig) -> Floats:
+def norm(x: Floats, weight: Floats, p: Pass) -> Floats:
     """Return x divided by its root mean square, row by row, times weight."""
-    out = np.empty_like(x)
-    rms_norm(x, weight, config.rms_eps, out)
+    out = p.arena.floats(*x.shape)
+    rms_norm(x, weight, p.config.rms_eps, out)
     return out

@@ -16,7 +16,7 @@ import numpy as np
 from knotctl.core.atomic import write_whole
 from knotctl.core.errors import FormatError, SourceError, WrongIdentity, printable
 from knotctl.core.spans import LayerSpan
-from knotctl.core.tensor.residency import Floats
+from knotctl.core.tensor.arena import Floats
 
 MAGIC = b"KNKV"
 META_CAP = 4096

@@ -14,12 +14,13 @@ import numpy as np
 
 from knotctl.core.errors import CheckFailed, FrameError, UsageError, WrongIdentity
 from knotctl.core.knot.reader import Knot
-from knotctl.core.model.budget import GOOD_TILE_BYTES
+from knotctl.core.model.budget import GOOD_TILE_BYTES, activation_bytes
 from knotctl.core.model.config import model_config
-from knotctl.core.model.forward import norm
+from knotctl.core.model.forward import head
 from knotctl.core.model.phases import head_phase
 from knotctl.core.spans import VocabSpan
-from knotctl.core.tensor.residency import Floats, Input, Phase, Weights
+from knotctl.core.tensor.arena import Arena, Floats
+from knotctl.core.tensor.residency import Phase, Weights
 from knotctl.core.wire.frame import Frame, check_finite
 from knotctl.core.wire.layout import Flags, Kind
 
@@ -39,15 +40,16 @@ class ShardHead:
         whole = tensors["output_weight"]
         part = replace(whole, rows=len(span), range=whole.row_range(span.start, span.end))
         self._phase = Phase(None, "output", tensors | {"output_weight": part})
+        self._arena = Arena(activation_bytes(self.config, [self._phase], MAX_ROWS))
         size = self._phase.bytes
         buffer = 0 if resident else max(self._phase.smallest_tile, min(size, GOOD_TILE_BYTES))
         self.weights = Weights(knot.source, [self._phase], buffer_bytes=buffer, pinned_bytes=size if resident else 0)
 
     def logits(self, hidden: Floats) -> Floats:
         """Return the logits of the shard's own ids. Shapes: float32 [tokens, hidden_size] to [tokens, len(span)]."""
-        with self.weights.hold(self._phase) as w:
-            x = Input(norm(hidden, w.vector("output_norm_weight"), self.config))
-            return w.multiply("output_weight", x, len(self.span))
+        out = np.empty((len(hidden), len(self.span)), np.float32)
+        head(hidden, self._phase, self.weights, self.config, self._arena, out)
+        return out
 
     def top(self, frame: Frame) -> Frame:
         """Return the highest logits of a frame's hidden states among the shard's ids, in order, ties by lowest id.

@@ -13,11 +13,12 @@ from knotctl.core.kernels.decode import decode_rows
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import MemoryPlan, Residency, plan_memory
 from knotctl.core.model.config import model_config
-from knotctl.core.model.forward import Rope, Rows, forward, head
+from knotctl.core.model.forward import Pass, Rope, Rows, forward, head
 from knotctl.core.model.kv import KvCache, KvShape, kv_step
 from knotctl.core.model.phases import head_phase, layer_phases, rope_factors
 from knotctl.core.spans import LayerSpan
-from knotctl.core.tensor.residency import Floats, PhaseUse, Weights
+from knotctl.core.tensor.arena import Arena, Floats
+from knotctl.core.tensor.residency import PhaseUse, Weights
 from knotctl.core.wire.frame import Frame, Segment, check_finite
 from knotctl.core.wire.layout import Flags, Kind
 
@@ -75,6 +76,7 @@ class Station:
         self.weights = Weights(
             knot.source, phases, buffer_bytes=self.plan.buffer_bytes, pinned_bytes=self.plan.pinned_bytes
         )
+        self._arena = Arena(self.plan.activation_bytes)
         self._rope = Rope(config.inverse_frequencies(self._rope_factors()), config.interleaved_rope)
         self.sessions: dict[bytes, KvCache] = {}
 
@@ -113,7 +115,9 @@ class Station:
         for batch in self._chunks(frame.segments):
             rows = slice(batch[0].start, batch[-1].end)
             local = [Rows(r.kv, r.position, r.start - rows.start, r.end - rows.start) for r in batch]
-            forward(x[rows], local, self._layers, self.weights, self.config, self._rope, check)
+            positions = np.concatenate([np.arange(r.position, r.position + r.end - r.start) for r in local])
+            one = Pass(local, positions, self.config, self._rope, self._arena)
+            forward(x[rows], one, self._layers, self.weights, check)
         for segment in frame.segments:
             self.sessions[segment.request_id].commit(segment.n_tokens)
         out = Frame(Kind.HIDDEN, frame.knot_id, frame.segments, x, frame.meta, frame.flags)
@@ -215,5 +219,5 @@ class Station:
         out = np.empty((len(x), self.config.vocab_size), np.float32)
         for start in range(0, len(x), self.plan.chunk_tokens):
             rows = slice(start, start + self.plan.chunk_tokens)
-            out[rows] = head(x[rows], self._head, self.weights, self.config)
+            head(x[rows], self._head, self.weights, self.config, self._arena, out[rows])
         return Frame(Kind.LOGITS, hidden.knot_id, segments, out, {}, hidden.flags & Flags.DEGRADED)

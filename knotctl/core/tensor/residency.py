@@ -23,9 +23,9 @@ from knotctl.core.kernels.matmul import Activations, activation_kind, matmul, qu
 from knotctl.core.sizes import format_size
 from knotctl.core.source.base import ByteSource, SharedSource
 from knotctl.core.spans import ByteRange
+from knotctl.core.tensor.arena import Arena, Floats
 from knotctl.core.tensor.views import TensorView
 
-Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -55,15 +55,16 @@ class Phase:
 class Input:
     """Activations [tokens, columns] that several matrices multiply with: quantised once for each kind of weight."""
 
-    def __init__(self, x: Floats) -> None:
+    def __init__(self, x: Floats, arena: Arena) -> None:
         self.x = x
+        self._arena = arena
         self._kinds: dict[str, Activations] = {}
 
     def for_weights(self, tensor: TensorView) -> Activations:
         """Return the activations in the form that the tensor's type multiplies with."""
         kind = activation_kind(tensor.qtype)
         if kind not in self._kinds:
-            self._kinds[kind] = quantize(self.x, tensor.qtype)
+            self._kinds[kind] = quantize(self.x, tensor.qtype, self._arena.bytes)
         return self._kinds[kind]
 
 
@@ -110,13 +111,14 @@ class HeldPhase:
         values: Floats = decode_rows(tensor.qtype, self._whole[role], tensor.columns)[0]
         return values
 
-    def multiply(self, role: str, x: Input, rows: int | None = None) -> Floats:
-        """Return x times the matrix, transposed as stored: float32 [tokens, rows]; the first `rows` of it, or all."""
-        tensor = self._phase.tensors[role]
-        rows = tensor.rows if rows is None else rows
-        acts = x.for_weights(tensor)
-        out = np.empty((x.x.shape[0], rows), np.float32)
-        for start, blocks in self._tiles(role, tensor, rows):
+    def multiply(self, role: str, x: Input, out: Floats) -> Floats:
+        """Write x times the matrix, transposed as stored, to out and return it.
+
+        Shapes: out [tokens, n], the first n rows of the matrix.
+        """
+        tensor, acts = self._phase.tensors[role], None
+        for start, blocks in self._tiles(role, tensor, out.shape[1]):
+            acts = acts or x.for_weights(tensor)
             matmul(tensor.qtype, blocks, tensor.columns, acts, start, out)
         return out
 
