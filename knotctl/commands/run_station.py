@@ -21,10 +21,12 @@ from knotctl.commands.serving import (
     TlsKey,
     TokenFile,
     UntilEof,
+    Warden,
     cluster_token,
     door,
     run_node,
     tls_files,
+    trusted,
 )  # fmt: skip
 from knotctl.commands.signals import sigterm_interrupts
 from knotctl.core.errors import UsageError
@@ -49,6 +51,7 @@ def run_station(
         str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
     ] = "fluid",
     threads: Threads = None,
+    warden: Warden = None,
     context: Annotated[
         int, typer.Option("--ctx-size", "-c", min=1, help="With --serve: tokens that all sessions together may hold.")
     ] = 8192,
@@ -70,6 +73,9 @@ def run_station(
     otherwise. Where B is the last layer, logits come out. With --kv a prompt can be fed in pieces, and decoded step by
     step: each frame's position says where it goes on; what lies beyond it is forgotten.
 
+    With --warden the weights come from a `knotctl warden --layers` of this host where it holds them; on the same
+    machine a phase that passes through is multiplied with where it lies in the warden's memory, and none is copied.
+
     With --serve the station takes frames, passes them on along their route, and answers with what the last station made
     of them, until SIGTERM or Ctrl-C; with --json one document is printed when it listens: its url, pid, role, knot_id
     and layers.
@@ -85,11 +91,14 @@ def run_station(
 
     from knotctl.commands.warming import warm_kernels
     from knotctl.core.kernels.threads import set_threads
-    from knotctl.core.knot.reader import open_knot
+    from knotctl.core.knot.reader import Knot, open_knot
     from knotctl.core.model.budget import Residency
     from knotctl.core.model.kv import KvCache
     from knotctl.core.model.station import Station, StationSpec
+    from knotctl.core.source.counted import CountedSource
+    from knotctl.core.source.opening import open_source
     from knotctl.core.spans import LayerSpan
+    from knotctl.core.tensor.warden_source import WardenSource, behind_warden
 
     started = time.perf_counter()
     if logits not in ("last", "all", "none"):
@@ -98,12 +107,25 @@ def run_station(
         raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
     if threads is not None:
         set_threads(threads)
+    keys, store = cluster_token(token_file), CountedSource(open_source(knot))
+
+    def opened() -> Knot:
+        k = open_knot(store)
+        if warden is None:
+            return k
+        try:
+            span = LayerSpan.parse(layers, k.header.config.n_layers)
+            return behind_warden(k, warden, span, token=keys.own, tls=trusted(tls_ca))
+        except BaseException:
+            k.close()
+            raise
+
     if serve:
         if input is not None or kv is not None:
             raise UsageError("usage", "run-station: with --serve the frames come over HTTP")
-        tls, keys = tls_files(tls_cert, tls_key), cluster_token(token_file)
-        with sigterm_interrupts(), door(listen, keys, tls) as at, open_knot(knot) as k:
-            from knotctl.services.server import trust
+        tls = tls_files(tls_cert, tls_key)
+        with sigterm_interrupts(), door(listen, keys, tls) as at, opened() as k:
+            from knotctl.services.cache_metrics import CacheCollector
             from knotctl.services.station import MAX_LOGITS, StationService
 
             def make(span: LayerSpan) -> Station:
@@ -115,7 +137,9 @@ def run_station(
 
             warm_kernels()
             span = LayerSpan.parse(layers, k.header.config.n_layers)
-            node = StationService(k, make, span, token=keys.own, tls=trust(tls_ca), batch_tokens=batch)
+            node = StationService(k, make, span, token=keys.own, tls=trusted(tls_ca), batch_tokens=batch)
+            levels = [k.source.counts] if isinstance(k.source, WardenSource) else []
+            node.metrics.registry.register(CacheCollector(lambda: levels, lambda: store))
             about = {"knot_id": k.id, "layers": [span.start, span.end]}
             run_node(node, at, about, json=json, log_json=log_json, log_requests=log_requests, until_eof=until_eof)
         return
@@ -124,7 +148,7 @@ def run_station(
     if json and output == "-":
         raise UsageError("usage", "run-station: --json prints on stdout, so the frame needs -o FILE")
     frame = read_frame(input)
-    with open_knot(knot) as k:
+    with opened() as k:
         ends = {s.request_id: s.position + s.n_tokens for s in frame.segments}
         station = Station(
             k,

@@ -17,6 +17,7 @@ from knotctl.core.errors import UsageError
 
 if TYPE_CHECKING:
     import socket
+    import ssl
 
     from knotctl.services.keys import ApiKeys
     from knotctl.services.node import Node
@@ -37,6 +38,9 @@ LogRequests = Annotated[bool, typer.Option("--log-requests", help="Log a line a 
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Certificate (PEM) to serve HTTPS with.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The certificate's private key (PEM).")]
 TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="Certificates (PEM) to trust in other nodes.")]
+Warden = Annotated[
+    str | None, typer.Option("--warden", metavar="URL", help="The host's warden, asked before the knot itself.")
+]
 UntilEof = Annotated[bool, typer.Option("--until-eof", help="End when stdin closes, as it does when its parent ends.")]
 
 
@@ -74,6 +78,15 @@ def tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
     files = TlsFiles(certificate, key)
     files.check()
     return files
+
+
+def trusted(authority: Path | None) -> ssl.SSLContext | None:
+    """Return what a client trusts: the certificates of a file, or (None) the system's. Raises: UsageError bad-tls."""
+    if authority is None:
+        return None
+    from knotctl.services.server import trust
+
+    return trust(authority)
 
 
 def cluster_token(path: Path | None) -> ApiKeys:

@@ -53,18 +53,18 @@ class Shard:
         self.span = span
         self.vocab_size = config.vocab_size
         self._table = embedding_table(knot)
-        self._source = source or knot_rows(knot)
+        self.source = source or knot_rows(knot)
 
     def rows(self, tokens: Sequence[int]) -> Floats:
         """Return the rows float32 [tokens, hidden_size] of ids that the shard owns, each distinct row read once."""
         distinct, where = np.unique(np.asarray(tokens, np.int64), return_inverse=True)
-        taken = self._source.take(distinct.tolist())
+        taken = self.source.take(distinct.tolist())
         decoded: Floats = decode(self._table, [taken[token] for token in distinct.tolist()])[where]
         return decoded
 
     def close(self) -> None:
         """Finish what the caches still write; not the knot."""
-        self._source.close()
+        self.source.close()
 
     def embed(self, frame: Frame) -> Frame:
         """Return the partial embedding of a frame of token ids: owned rows, zeros elsewhere, and which are owned.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from contextlib import ExitStack
 
 from knotctl.core.knot.reader import Knot
@@ -21,6 +22,7 @@ def open_rows(
     kv: str | None = None,
     warden: str | None = None,
     token: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> RowSource:
     """Return the rows of a span: memory (of `budget` bytes), then the key-value level, the warden, the knot.
 
@@ -31,7 +33,7 @@ def open_rows(
         source: RowSource = knot_rows(knot)
         opened.callback(source.close)
         if warden is not None:
-            source = WardenRows(WardenClient(warden, "row", knot, span, token=token), knot.id, table, source)
+            source = WardenRows(WardenClient(warden, "row", knot, span, token=token, tls=tls), knot.id, table, source)
             opened.callback(source.close)
         if budget or kv is not None:
             level = open_kv(kv) if kv is not None else None

@@ -45,7 +45,7 @@ class RowLevels:
     @property
     def counts(self) -> list[CacheCounts]:
         """What each level did."""
-        return [self.ram.counts, *([self.kv.counts] if self.kv else [])]
+        return [self.ram.counts, *([self.kv.counts] if self.kv else []), *self._below.counts]
 
     def take(self, rows: Collection[int]) -> dict[int, Row]:
         """Return at least these rows. Raises: SourceError."""

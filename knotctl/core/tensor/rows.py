@@ -12,6 +12,7 @@ import numpy.typing as npt
 from knotctl.core.kernels.decode import decode_rows
 from knotctl.core.knot.reader import Knot
 from knotctl.core.source.base import ByteSource
+from knotctl.core.source.cache_counts import CacheCounts
 from knotctl.core.spans import ByteRange, VocabSpan
 from knotctl.core.tensor.records import RecordKind
 from knotctl.core.tensor.views import TensorView, view
@@ -33,7 +34,12 @@ class Row(NamedTuple):
 
 
 class RowSource(Protocol):
-    """Where rows come from. `counts` are in `CacheCounts` of the levels, if any."""
+    """Where rows come from; `counts` are what its levels did, the first asked first."""
+
+    @property
+    def counts(self) -> list[CacheCounts]:
+        """What each level did; none of the knot itself."""
+        ...
 
     def take(self, rows: Collection[int]) -> Mapping[int, Row]:
         """Return at least these rows, each one whole and right. Raises: SourceError."""
@@ -80,6 +86,11 @@ class KnotRows:
         self._gap = gap_bytes // table.row_bytes
         # Only where waiting is what reading costs.
         self._threads = ThreadPoolExecutor(STORE_REQUESTS, thread_name_prefix="knot-rows") if gap_bytes else None
+
+    @property
+    def counts(self) -> list[CacheCounts]:
+        """None: the knot is no cache."""
+        return []
 
     def take(self, rows: Collection[int]) -> dict[int, Row]:
         """Return at least these rows. Raises: SourceError."""

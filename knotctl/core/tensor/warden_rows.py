@@ -20,11 +20,16 @@ class WardenRows:
     """The rows of a shard from its host's warden."""
 
     def __init__(self, client: WardenClient, knot_id: str, table: TensorView, below: RowSource) -> None:
-        self.counts = CacheCounts("warden")
+        self._counts = CacheCounts("warden")
         self._client = client
         self._id = bytes.fromhex(knot_id)
         self._below = below
         self._lengths = {RecordKind.STORED: table.row_bytes, RecordKind.FLOATS: table.columns * 4}
+
+    @property
+    def counts(self) -> list[CacheCounts]:
+        """What the warden was good for."""
+        return [self._counts]
 
     def take(self, rows: Collection[int]) -> Mapping[int, Row]:
         """Return at least these rows. Raises: SourceError where the knot cannot be read either."""
@@ -33,9 +38,9 @@ class WardenRows:
         step = min(ROWS_AT_ONCE, max(1, _REPLY_BYTES // max(self._lengths.values())))
         for at in range(0, len(asked), step):
             found |= self._ask(asked[at : at + step])
-        self.counts.add("hits", len(found))
+        self._counts.add("hits", len(found))
         left = [row for row in asked if row not in found]
-        self.counts.add("misses", len(left))
+        self._counts.add("misses", len(left))
         return found | dict(self._below.take(left)) if left else found
 
     def close(self) -> None:
@@ -46,7 +51,7 @@ class WardenRows:
     def _ask(self, rows: list[int]) -> dict[int, Row]:
         reply = self._client.attempt(lambda: split_records(self._client.post("/tensors", {"rows": rows}), len(rows)))
         if reply is None:
-            self.counts.add("errors")
+            self._counts.add("errors")
             return {}
         found = {}
         for kind, row, record in reply:
@@ -55,6 +60,6 @@ class WardenRows:
                 found[row] = Row(kind, data)
         # A row that did not come is as bad as a wrong one: without this it would be asked for, for ever.
         if bad := [row for row in rows if row not in found]:
-            self.counts.add("poisoned", len(bad))
+            self._counts.add("poisoned", len(bad))
             self._client.invalidate("/invalidate", {"rows": bad})
         return {row: found[row] for row in rows if row in found}

@@ -7,6 +7,7 @@ is forgotten by the warden and read from the store.
 
 from __future__ import annotations
 
+import ssl
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -200,9 +201,11 @@ class WardenSource:
         self._client.invalidate(f"/invalidate/{entry.name}")
 
 
-def behind_warden(knot: Knot, url: str, span: LayerSpan, *, token: str | None = None) -> Knot:
+def behind_warden(
+    knot: Knot, url: str, span: LayerSpan, *, token: str | None = None, tls: ssl.SSLContext | None = None
+) -> Knot:
     """Return the knot with a layer warden in front of its source; closing it closes both.
 
     Raises: WrongIdentity, UsageError bad-warden.
     """
-    return Knot(knot.header, WardenSource(knot, WardenClient(url, "layer", knot, span, token=token)))
+    return Knot(knot.header, WardenSource(knot, WardenClient(url, "layer", knot, span, token=token, tls=tls)))
