@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from knotctl.core.kernels.levels import LEVEL
 from knotctl.core.kernels.machine import intrinsic
 from knotctl.core.kernels.simd import (
     ELEMENTS,
@@ -138,7 +139,15 @@ def _load_16(b: ir.IRBuilder, address: Any) -> Any:
 @intrinsic
 def load_half_f32x16(typing: Any, address: Any) -> Any:
     """Return 16 f16 at an address as f32."""
-    return f32x16(types.int64), lambda c, b, s, a: _half(b, _load_16(b, a[0]), i32x16.llvm, f32x16.llvm)
+
+    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
+        if LEVEL == "generic":
+            return _half(b, _load_16(b, a[0]), i32x16.llvm, f32x16.llvm)
+        # Every CPU with AVX2 converts them itself; elsewhere LLVM would call a library that may not be there.
+        halves = ir.VectorType(ir.HalfType(), 16)
+        return b.fpext(b.load(b.inttoptr(a[0], halves.as_pointer()), align=1), f32x16.llvm)
+
+    return f32x16(types.int64), generate
 
 
 @intrinsic
