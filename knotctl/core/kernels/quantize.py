@@ -12,6 +12,7 @@ quarter of those of the down projection.
 from __future__ import annotations
 
 from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
