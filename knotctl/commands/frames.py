@@ -41,17 +41,17 @@ def read_report(ref: str, top: int) -> FrameReport:
 def write_frame(ref: str, frame: Frame) -> int:
     """Write the frame to a file, whole or not at all, or to stdout for `-`, and return its bytes' number."""
     from knotctl.core.atomic import write_whole
-    from knotctl.core.wire.frame import encode_frame
+    from knotctl.core.wire.frame import encode_parts
 
     if ref == "-" and sys.stdout.isatty():
         raise UsageError("terminal", "stdout is a terminal: a frame is not for reading", hint="-o FILE, or a pipe")
-    data = encode_frame(frame)
+    parts = encode_parts(frame)
     if ref == "-":
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.writelines(parts)
         sys.stdout.buffer.flush()
     else:
-        write_whole(Path(ref), data)
-    return len(data)
+        write_whole(Path(ref), *parts)
+    return sum(len(part) for part in parts)
 
 
 @contextmanager

@@ -180,6 +180,7 @@ def run_station(
         "budget_bytes": station.plan.budget_bytes,
         "peak_weight_bytes": station.weights.ledger.peak,
         "planned_bytes": station.plan.total_bytes,
+        "peak_bytes": station.peak_bytes,
         "phases": [
             {"layer": u.layer, "phase": u.phase, "bytes": u.bytes, "tiles": u.tiles,
              "load_ms": round(u.load_ms, 3), "compute_ms": round(u.compute_ms, 3)}

@@ -22,7 +22,7 @@ from knotctl.core.engine.stream import Step, Stream
 from knotctl.core.errors import Cancelled, KnotctlError, RequestError, as_error
 from knotctl.core.kernels.threads import set_threads
 from knotctl.core.knot.reader import Knot, open_knot
-from knotctl.core.model.budget import MAX_CHUNK, Residency
+from knotctl.core.model.budget import MAX_CHUNK, RUNTIME_BYTES, Residency
 from knotctl.core.model.kv import kv_step
 from knotctl.core.model.station import StationSpec
 from knotctl.core.spans import LayerSpan
@@ -269,11 +269,12 @@ def local_stages(knot: Knot, spec: EngineSpec) -> LocalStages:
             span,
             spec.residency,
             # each station's part of the budget follows from its layers; the last one's head is always tiled
-            spec.memory_budget and spec.memory_budget * len(span) // n_layers,
+            None if spec.memory_budget is None else spec.memory_budget * len(span) // n_layers,
             kv_tokens=spec.context,
             least_kv_tokens=min(LEAST_CONTEXT, spec.context),
             batch_tokens=min(MAX_CHUNK, spec.context),
             logits_rows=spec.max_batch,
+            runtime_bytes=RUNTIME_BYTES * len(span) // n_layers,
         )
         for span in layer_spans(spec.stations, n_layers)
     ]

@@ -25,6 +25,9 @@ from knotctl.core.tensor.views import TensorView
 MAX_CHUNK = 512
 # A tile this large is read and multiplied as fast as a whole phase; below it, a shorter chunk is the better trade.
 GOOD_TILE_BYTES = 4 << 20
+# What this process takes beside `import numba` before it holds a single weight: the kernels' machine code and what
+# compiled it, our modules, a frame's bytes while they are parsed. Measured: 31 MiB with all kernels loaded.
+RUNTIME_BYTES = 32 << 20
 # Below this many tokens a chunk, reading the weights again for each one costs more than multiplying with them.
 GOOD_CHUNK = 64
 # What a thread of the kernels may take: attention's scores of a few tokens, a tile's unpacked blocks and float sums.
@@ -58,12 +61,13 @@ class MemoryPlan:
     activation_bytes: int
     frame_bytes: int
     scratch_bytes: int
+    runtime_bytes: int
 
     @property
     def total_bytes(self) -> int:
         """The most that is held at any moment."""
         held = self.buffer_bytes + self.pinned_bytes
-        return held + self.kv_bytes + self.activation_bytes + self.frame_bytes + self.scratch_bytes
+        return held + self.kv_bytes + self.activation_bytes + self.frame_bytes + self.scratch_bytes + self.runtime_bytes
 
     def table(self) -> list[tuple[str, int]]:
         """Return the uses and their bytes, for people."""
@@ -74,6 +78,7 @@ class MemoryPlan:
             (f"activations of {self.chunk_tokens} tokens", self.activation_bytes),
             ("frames in and out", self.frame_bytes),
             ("kernel scratch", self.scratch_bytes),
+            ("program and kernels", self.runtime_bytes),
         ]
 
 
@@ -130,6 +135,7 @@ def plan_memory(
     kv_token_bytes: int,
     batch_tokens: int,
     logits_rows: int,
+    runtime_bytes: int,
 ) -> MemoryPlan:
     """Return the plan for a station of these phases.
 
@@ -150,7 +156,18 @@ def plan_memory(
         activations = activation_bytes(config, phases, chunk)
         scratch = scratch_bytes(config, kv)
         return MemoryPlan(
-            budget, mode, total, buffer_bytes, pinned, kv, kv * kv_token_bytes, chunk, activations, frames, scratch
+            budget,
+            mode,
+            total,
+            buffer_bytes,
+            pinned,
+            kv,
+            kv * kv_token_bytes,
+            chunk,
+            activations,
+            frames,
+            scratch,
+            runtime_bytes,
         )
 
     longest = max(1, min(MAX_CHUNK, batch_tokens))

@@ -11,7 +11,7 @@ import numpy as np
 from knotctl.core.errors import BudgetError, Conflict, UsageError, WrongIdentity, printable
 from knotctl.core.kernels.decode import decode_rows
 from knotctl.core.knot.reader import Knot
-from knotctl.core.model.budget import MemoryPlan, Residency, plan_memory
+from knotctl.core.model.budget import RUNTIME_BYTES, MemoryPlan, Residency, plan_memory
 from knotctl.core.model.config import model_config
 from knotctl.core.model.forward import Pass, Rope, Rows, forward, head
 from knotctl.core.model.kv import KvCache, KvShape, kv_step
@@ -45,6 +45,7 @@ class StationSpec:
     least_kv_tokens: int | None = None
     batch_tokens: int = 512
     logits_rows: int = 1
+    runtime_bytes: int = RUNTIME_BYTES
 
 
 class Station:
@@ -72,6 +73,7 @@ class Station:
             kv_token_bytes=self.kv_shape.token_bytes,
             batch_tokens=spec.batch_tokens,
             logits_rows=spec.logits_rows if self._head else 0,
+            runtime_bytes=spec.runtime_bytes,
         )
         self.weights = Weights(
             knot.source, phases, buffer_bytes=self.plan.buffer_bytes, pinned_bytes=self.plan.pinned_bytes
@@ -79,12 +81,20 @@ class Station:
         self._arena = Arena(self.plan.activation_bytes)
         self._rope = Rope(config.inverse_frequencies(self._rope_factors()), config.interleaved_rope)
         self.sessions: dict[bytes, KvCache] = {}
+        self._kv_peak = 0
 
     @property
     def role(self) -> str:
         """Whether the station is the `entry`, the `exit`, both (`whole`) or neither (`middle`)."""
         first, last = self.span.start == 0, self._head is not None
         return "whole" if first and last else "entry" if first else "exit" if last else "middle"
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held so far, counted as the plan counts it."""
+        p, kv = self.plan, self._kv_peak
+        held = self.weights.ledger.peak + kv + self._arena.peak
+        return held + p.frame_bytes + p.scratch_bytes + p.runtime_bytes
 
     @property
     def uses(self) -> list[PhaseUse]:
@@ -111,6 +121,7 @@ class Station:
         wanted = self._accept(frame)
         for s in frame.segments:
             self._session(s.request_id).prepare(s.position, s.n_tokens)
+        self._kv_peak = max(self._kv_peak, sum(kv.nbytes for kv in self.sessions.values()))
         x = frame.payload.astype(np.float32)
         for batch in self._chunks(frame.segments):
             rows = slice(batch[0].start, batch[-1].end)

@@ -13,7 +13,7 @@ from knotctl.core.wire.layout import DType
 Array = NDArray[Any]
 
 
-def pack_elements(array: Array, dtype: DType) -> bytes:
+def pack_elements(array: Array, dtype: DType) -> bytes | memoryview:
     """Return the array's elements stored as dtype, little-endian, rounded to nearest even.
 
     Raises: FrameError "bad-activation" where a finite number has no finite neighbour in a 16-bit dtype.
@@ -22,7 +22,8 @@ def pack_elements(array: Array, dtype: DType) -> bytes:
         return array.astype("<i4", copy=False).tobytes()
     wide = array.astype("<f4", copy=False)
     if dtype is DType.F32:
-        return wide.tobytes()
+        # not a copy: hidden states of a long prompt are megabytes, of which a station has few
+        return np.ascontiguousarray(wide).data.cast("B") if wide.size else b""
     with np.errstate(over="ignore"):
         stored = wide.astype("<f2") if dtype is DType.F16 else _round_to_bf16(wide)
     lost = np.isfinite(wide) & ~np.isfinite(unpack_elements(stored.tobytes(), dtype, wide.shape))

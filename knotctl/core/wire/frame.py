@@ -89,6 +89,16 @@ def encode_frame(
 
     Raises: FrameError with the code a reader would refuse the frame with.
     """
+    return b"".join(encode_parts(frame, dtype=dtype, compress=compress, limits=limits))
+
+
+def encode_parts(
+    frame: Frame, *, dtype: DType | None = None, compress: bool = False, limits: Limits = FILE_LIMITS
+) -> tuple[bytes, bytes | memoryview]:
+    """Return the frame's bytes in two parts, of which the second may be the payload itself and not a copy.
+
+    Raises: as encode_frame.
+    """
     dtype = dtype if dtype is not None else (DType.I32 if frame.kind in ID_KINDS else DType.F32)
     if frame.payload.ndim != 2:
         raise FrameError("size-mismatch", f"frame: payload of {frame.payload.ndim} dimensions; expected rows x width")
@@ -112,9 +122,8 @@ def encode_frame(
     if len(payload) > limits.stored:
         raise too_large("payload as stored", len(payload), limits.stored)
     table = b"".join(SEGMENT.pack(s.request_id, s.position, s.n_tokens, s.mode, bytes(7)) for s in frame.segments)
-    body = b"".join((table, meta, payload))
-    header = replace(header, stored=len(payload), body_crc=zlib.crc32(body))
-    return encode_header(header) + body
+    header = replace(header, stored=len(payload), body_crc=zlib.crc32(payload, zlib.crc32(table + meta)))
+    return encode_header(header) + table + meta, payload
 
 
 def parse_frame(data: bytes | bytearray | memoryview, *, limits: Limits = WIRE_LIMITS) -> Frame:
