@@ -15,6 +15,7 @@ from knotctl.commands.console import print_error
 from knotctl.core.errors import KnotctlError, UsageError
 
 # Subcommand -> "module:function" under knotctl.commands, in the order of the data path: the order of --help and man.
+# Where it names a typer app instead, the subcommand is a group of more of them.
 COMMANDS: dict[str, str] = {
     "encode": "encode:encode",
     "verify": "verify:verify",
@@ -29,6 +30,8 @@ COMMANDS: dict[str, str] = {
     "generate": "generate:generate",
     "bench": "bench:bench",
     "serve": "serve:serve",
+    "keys": "keys:keys",
+    "ledger": "ledger:ledger",
 }
 
 app = typer.Typer(
@@ -66,7 +69,11 @@ def root(
 
 for _name, _target in COMMANDS.items():
     _module, _function = _target.split(":")
-    app.command(_name)(getattr(importlib.import_module(f"knotctl.commands.{_module}"), _function))
+    _command = getattr(importlib.import_module(f"knotctl.commands.{_module}"), _function)
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(_command)
 
 
 def main(argv: list[str]) -> int:

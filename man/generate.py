@@ -41,6 +41,7 @@ ENVIRONMENT = {
     "the command line goes before it.",
     "KNOTCTL_CACHE_DIR": "The cache folder, in place of the one under FILES.",
     "KNOTCTL_DEBUG": "As `--debug`.",
+    "KNOTCTL_DATABASE": "The ledger's database, as `--database` of `knotctl ledger` and `knotctl keys`.",
     "XDG_CACHE_HOME": "Where the cache folder lies, when absolute.",
 }
 CACHE = {
@@ -49,6 +50,8 @@ CACHE = {
 }
 USES_CACHE = {"pull", "serve"}
 SEE_ALSO = ["knot(5)", "knot-frame(5)", "knot-service(5)", "knot-glossary(7)"]
+# Command -> the pages that concern it alone.
+SEE_MORE = {"keys": ["knot-ledger(7)"], "ledger": ["knot-ledger(7)"]}
 
 # The tree in the order of the data path (DESIGN section 2), after the outside and the vocabulary that all parts share.
 FOLDERS = [
@@ -135,21 +138,47 @@ def pages() -> dict[str, str]:
     }  # fmt: skip
     for name, command in ordered(root):
         inner = command.context_class(command, info_name=name, parent=context, **command.context_settings)
-        description, status, examples = paragraphs((command.help or "").partition("\n\n")[2])
-        arguments = [p for p in command.params if p.param_type_name == "argument"]
-        words = " ".join(argument_word(p) if p.required else f"[{argument_word(p)}]" for p in arguments)
-        made[f"knotctl-{name}.1"] = page(f"knotctl-{name}", summary(command), {
-            "SYNOPSIS": f".B knotctl {roff(name, literal=True)}\n[options] {roff(words)}".rstrip(),
-            "DESCRIPTION": description or sentences(summary(command)),
-            "ARGUMENTS": terms(records(command, inner, "argument")),
-            "OPTIONS": terms(records(command, inner, "option")),
-            "EXIT STATUS": (status or "0 when done.\n") + "All statuses are in\n.BR knotctl (1).",
-            "ENVIRONMENT": variables(command, inner),
-            "FILES": terms(CACHE) if name in USES_CACHE else "",
-            "EXAMPLES": examples,
-            "SEE ALSO": see_also(["knotctl(1)", *SEE_ALSO]),
-        })  # fmt: skip
+        made[f"knotctl-{name}.1"] = page(f"knotctl-{name}", summary(command), sections(name, command, inner))
     return made
+
+
+def sections(name: str, command: Any, context: Any) -> dict[str, str]:
+    """Return the sections of a command's page; a group's lists each of its commands with arguments and options."""
+    description, status, examples = paragraphs((command.help or "").partition("\n\n")[2])
+    members = [
+        (f"{name} {n}", c, c.context_class(c, info_name=n, parent=context, **c.context_settings))
+        for n, c in getattr(command, "commands", {}).items()
+    ]
+    statuses = [f"{n}: {s}" for n, c, _ in members if (s := paragraphs((c.help or "").partition("\n\n")[2])[1])]
+    every = [(command, context), *((c, inner) for _, c, inner in members)]
+    return {
+        "SYNOPSIS": "\n.br\n".join(synopsis(n, c) for n, c, _ in members or [(name, command, context)]),
+        "DESCRIPTION": description or sentences(summary(command)),
+        "COMMANDS": "\n".join(member(n, c, inner) for n, c, inner in members),
+        "ARGUMENTS": terms(records(command, context, "argument")),
+        "OPTIONS": "" if members else terms(records(command, context, "option")),
+        "EXIT STATUS": ("".join([status, *statuses]) or "0 when done.\n") + "All statuses are in\n.BR knotctl (1).",
+        "ENVIRONMENT": variables(every),
+        "FILES": terms(CACHE) if name in USES_CACHE else "",
+        "EXAMPLES": examples,
+        "SEE ALSO": see_also(["knotctl(1)", *SEE_MORE.get(name, []), *SEE_ALSO]),
+    }
+
+
+def synopsis(name: str, command: Any) -> str:
+    """Return how a command is called, as one line of roff in bold and one in roman."""
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    words = " ".join(argument_word(p) if p.required else f"[{argument_word(p)}]" for p in arguments)
+    return f".B knotctl {roff(name, literal=True)}\n[options] {roff(words)}".rstrip()
+
+
+def member(name: str, command: Any, context: Any) -> str:
+    """Return a command of a group as a subsection: what it does, its arguments and its options."""
+    description, _, _ = paragraphs((command.help or "").partition("\n\n")[2])
+    text = sentences(summary(command)) + ("\n.PP\n" + description if description else "")
+    rows = records(command, context, "argument") | records(command, context, "option")
+    rows.pop("-h, --help", None)
+    return f".SS {roff(name, literal=True)}\n{text}\n{terms(rows)}"
 
 
 def ordered(root: Any) -> list[tuple[str, Any]]:
@@ -178,9 +207,13 @@ def records(command: Any, context: Any, kind: str) -> dict[str, str]:
     return rows
 
 
-def variables(command: Any, context: Any) -> str:
-    """Return the variables that set the options."""
-    names = [f"{context.auto_envvar_prefix}_{p.name.upper()}" for p in command.params if p.param_type_name == "option"]
+def variables(commands: list[tuple[Any, Any]]) -> str:
+    """Return the variables that set the options of these commands, each with its context."""
+    names: dict[str, None] = {}
+    for command, context in commands:
+        for p in command.params:
+            if p.param_type_name == "option":
+                names[p.envvar or f"{context.auto_envvar_prefix}_{p.name.upper()}"] = None
     return sentences("Options can also be set by " + ", ".join(f"`{n}`" for n in names) + ".") if names else ""
 
 

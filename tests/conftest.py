@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("knotctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("knotctl")
 
+pytest_plugins = ("databases",)
+
 MODELS = Path(os.environ.get("KNOTCTL_MODELS", "~/.cache/knotctl-models")).expanduser()
 FILES = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",

@@ -28,6 +28,8 @@ PLACES = {
     "minijinja": {"core/tokens"},
     "boto3": {"core/source"},
     "rich": {"commands"},
+    "sqlalchemy": {"core/cluster"},
+    "psycopg": {"core/cluster"},
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

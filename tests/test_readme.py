@@ -29,20 +29,22 @@ def block(language: str, word: str) -> str:
     return found[0]
 
 
-def calls() -> Iterator[tuple[str, list[str]]]:
-    """The subcommand and the options of every call of knotctl in the README's blocks."""
+def calls() -> Iterator[tuple[str, str, list[str]]]:
+    """The subcommand, the word after it and the options of every call of knotctl in the README's blocks."""
     for kind, text in BLOCKS:
         if kind in ("sh", "yaml"):
             for name, rest in re.findall(r"knotctl ([a-z][\w-]*)(?=([^\n#|]*))", text):
-                yield name, re.findall(r"(?<= )--?[a-z][\w-]*", rest)
+                yield name, (rest.split() or [""])[0], re.findall(r"(?<= )--?[a-z][\w-]*", rest)
 
 
 def test_every_command_and_option_in_the_readme_exists() -> None:
     root = typer.main.get_command(app)
     assert isinstance(root, typer.core.TyperGroup)
     seen = set()
-    for name, options in calls():
+    for name, word, options in calls():
         command = root.commands.get(name)
+        if isinstance(command, typer.core.TyperGroup):
+            name, command = f"{name} {word}", command.commands.get(word)
         assert command is not None, f"README: knotctl {name}: no such command"
         known = {opt for p in command.params for opt in (*p.opts, *p.secondary_opts)}
         assert set(options) <= known, f"README: knotctl {name}"

@@ -48,10 +48,12 @@ def test_bash_completes_commands_and_options() -> None:
 def test_every_command_takes_json_and_says_what_its_options_do(name: str) -> None:
     root = typer.main.get_command(app)
     assert isinstance(root, typer.core.TyperGroup)
-    params = root.commands[name].params
-    assert {"json"} == {p.name for p in params if "--json" in p.opts}, "scripts set KNOTCTL_COMMAND_JSON everywhere"
-    for p in params:
-        assert getattr(p, "help", None), f"{name}: {p.opts[0]}: no help"
+    command = root.commands[name]
+    for member in getattr(command, "commands", {name: command}).values():
+        json = {p.name for p in member.params if "--json" in p.opts}
+        assert json == {"json"}, "scripts set KNOTCTL_COMMAND_JSON everywhere"
+        for p in member.params:
+            assert getattr(p, "help", None), f"{name}: {p.opts[0]}: no help"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

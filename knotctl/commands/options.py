@@ -30,6 +30,15 @@ EndpointUrl = Annotated[
     str | None,
     typer.Option("--endpoint-url", metavar="URL", callback=_use_endpoint, help="The S3 store that s3:// is of."),
 ]
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        envvar="KNOTCTL_DATABASE",
+        metavar="URL",
+        help="The ledger's database: a path, sqlite:///PATH or postgresql://USER@HOST/NAME.",
+    ),
+]
 Model = Annotated[str, typer.Argument(metavar="KNOT", help="The model's knot.")]
 
 
