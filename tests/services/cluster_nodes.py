@@ -81,7 +81,10 @@ def cluster(
         made.stations = [
             start(StationService(knot, make, LayerSpan(a, b), token=TOKEN, batch_tokens=batch)) for a, b in stations
         ]
+        end = time.monotonic() + 60
         for url in made.nodes:
-            while httpx2.get(f"{url}/readyz").status_code != 200:
+            while (reply := httpx2.get(f"{url}/readyz")).status_code != 200:
+                assert reply.json()["status"] == "loading", reply.text
+                assert time.monotonic() < end
                 time.sleep(0.02)
         yield made
