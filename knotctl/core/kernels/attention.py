@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from knotctl.core.kernels.addresses import address, float_bits
 from knotctl.core.kernels.functions import exp
 from knotctl.core.kernels.jit import Kernel, inner
-from knotctl.core.kernels.lanes import largest, total, totals
+from knotctl.core.kernels.lanes import largest, load_half, load_half_f32x16, total, totals
 from knotctl.core.kernels.machine import arguments
 from knotctl.core.kernels.simd import (
     add,
@@ -92,11 +92,11 @@ def _sixteen_scores(q, k, step):
 
 
 @inner
-def _add_128(out, e, v, begin, end, step):
-    """Add e·v of keys begin to end to 128 elements of an output: 8 sums hide the latency of an addition."""
+def _add_128(out, e, v, keys, step):
+    """Add e·v of so many keys to 128 elements of an output: 8 sums hide the latency of an addition."""
     a0, a1, a2, a3 = load_f32x16(out), load_f32x16(out + 64), load_f32x16(out + 128), load_f32x16(out + 192)
     a4, a5, a6, a7 = load_f32x16(out + 256), load_f32x16(out + 320), load_f32x16(out + 384), load_f32x16(out + 448)
-    for j in range(begin, end):
+    for j in range(keys):
         p, at = splat_f32x16(load_f32(e + 4 * j)), v + j * step
         a0, a1 = add(a0, mul(p, load_f32x16(at))), add(a1, mul(p, load_f32x16(at + 64)))
         a2, a3 = add(a2, mul(p, load_f32x16(at + 128))), add(a3, mul(p, load_f32x16(at + 192)))
@@ -113,10 +113,10 @@ def _add_128(out, e, v, begin, end, step):
 
 
 @inner
-def _add_64(out, e, v, begin, end, step):
-    """Add e·v of keys begin to end to 64 elements of an output."""
+def _add_64(out, e, v, keys, step):
+    """Add e·v of so many keys to 64 elements of an output."""
     a0, a1, a2, a3 = load_f32x16(out), load_f32x16(out + 64), load_f32x16(out + 128), load_f32x16(out + 192)
-    for j in range(begin, end):
+    for j in range(keys):
         p, at = splat_f32x16(load_f32(e + 4 * j)), v + j * step
         a0, a1 = add(a0, mul(p, load_f32x16(at))), add(a1, mul(p, load_f32x16(at + 64)))
         a2, a3 = add(a2, mul(p, load_f32x16(at + 128))), add(a3, mul(p, load_f32x16(at + 192)))
@@ -127,19 +127,19 @@ def _add_64(out, e, v, begin, end, step):
 
 
 @inner
-def _add_values(out, e, v, begin, end, dim):
-    """Add e·v of keys begin to end to an output."""
+def _add_values(out, e, v, keys, dim):
+    """Add e·v of so many keys to an output."""
     d, step = 0, 4 * dim
     while d + 128 <= dim:
-        _add_128(out + 4 * d, e, v + 4 * d, begin, end, step)
+        _add_128(out + 4 * d, e, v + 4 * d, keys, step)
         d += 128
     while d + 64 <= dim:
-        _add_64(out + 4 * d, e, v + 4 * d, begin, end, step)
+        _add_64(out + 4 * d, e, v + 4 * d, keys, step)
         d += 64
     while d < dim:
         n = min(16, dim - d)
         a0 = load_first_f32x16(out + 4 * d, n)
-        for j in range(begin, end):
+        for j in range(keys):
             p = splat_f32x16(load_f32(e + 4 * j))
             a0 = add(a0, mul(p, load_first_f32x16(v + j * step + 4 * d, n)))
         store_first_f32x16(out + 4 * d, a0, n)
@@ -147,15 +147,30 @@ def _add_values(out, e, v, begin, end, dim):
 
 
 @inner
-def _score_group(q, k, scores, first, n, dim, scale):
-    """Write the scores of keys `first` to first + 15, those below n, of a query."""
+def _score_group(q, k, scores, keys, dim, scale):
+    """Write the scores of up to 16 keys of a query."""
     step = 4 * dim
-    if first + 16 <= n and dim % 16 == 0:
-        s = _sixteen_scores(q, k + first * step, step)
-        store_f32x16(scores + 4 * first, mul(s, splat_f32x16(scale)))
+    if keys == 16 and dim % 16 == 0:
+        store_f32x16(scores, mul(_sixteen_scores(q, k, step), splat_f32x16(scale)))
     else:
-        for j in range(first, min(first + 16, n)):
+        for j in range(keys):
             store_f32(scores + 4 * j, np.float32(_dot(q, k + j * step, dim) * scale))
+
+
+@inner
+def _in_f32(x, size, offset, count, room):
+    """Return the address of `count` numbers from number `offset` of x on as f32: where they lie, or in `room`.
+
+    The queries of a unit share the conversion of f16.
+    """
+    if size == 4:
+        return x + 4 * offset
+    at, whole = x + 2 * offset, count // 16 * 16
+    for i in range(0, whole, 16):
+        store_f32x16(room + 4 * i, load_half_f32x16(at + 2 * i))
+    for i in range(whole, count):
+        store_f32(room + 4 * i, load_half(at + 2 * i))
+    return room
 
 
 @inner
@@ -168,21 +183,23 @@ def _divide(out, denominator, dim):
 
 @Kernel
 def attention_groups(args, scratch, begin, end):
-    """Units are `share` heads of one KV head, for `run` tokens: their keys and values are read once from far away."""
-    q, k, v, out, heads, group, dim, capacity, position, scale_bits, tokens, share, run_tokens = arguments(args, 13)
+    """Units are `share` heads of one KV head, for `many` tokens: their keys and values come once from far away."""
+    q, k, v, out, heads, group, dim, capacity, position, scale_bits, tokens, share, many, size = arguments(args, 14)
     scale, shares = float_of(np.uint32(scale_bits)), heads // share
     row, room = 4 * heads * dim, 4 * ((position + tokens + 15) // 16 * 16)
+    denominators = scratch + many * share * room
+    block = denominators + 4 * many * share
     for unit in range(begin, end):
-        t0, h0 = unit // shares * run_tokens, unit % shares * share
-        t1 = min(t0 + run_tokens, tokens)
-        base = 4 * (h0 // group) * capacity * dim
-        for first in range(0, position + t1, 16):
+        t0, h0 = unit // shares * many, unit % shares * share
+        t1 = min(t0 + many, tokens)
+        base, all_keys = (h0 // group) * capacity * dim, position + t1
+        for first in range(0, all_keys, 16):
+            keys = _in_f32(k, size, base + first * dim, min(16, all_keys - first) * dim, block)
             for t in range(max(t0, first - position), t1):
                 for h in range(share):
-                    at = q + t * row + 4 * (h0 + h) * dim
-                    to = scratch + ((t - t0) * share + h) * room
-                    _score_group(at, k + base, to, first, position + t + 1, dim, scale)
-        denominators = scratch + run_tokens * share * room
+                    to = scratch + ((t - t0) * share + h) * room + 4 * first
+                    n = min(16, position + t + 1 - first)
+                    _score_group(q + t * row + 4 * (h0 + h) * dim, keys, to, n, dim, scale)
         for t in range(t0, t1):
             for h in range(share):
                 i = (t - t0) * share + h
@@ -190,32 +207,54 @@ def attention_groups(args, scratch, begin, end):
                 to = out + t * row + 4 * (h0 + h) * dim
                 for d in range(0, dim, 16):
                     store_first_f32x16(to + 4 * d, zero_f32x16(), min(16, dim - d))
-        for first in range(0, position + t1, _KEYS):
+        for first in range(0, all_keys, _KEYS):
+            values = _in_f32(v, size, base + first * dim, min(_KEYS, all_keys - first) * dim, block)
             for t in range(max(t0, first - position), t1):
-                last = min(first + _KEYS, position + t + 1)
+                n = min(_KEYS, position + t + 1 - first)
                 for h in range(share):
                     to, e = out + t * row + 4 * (h0 + h) * dim, scratch + ((t - t0) * share + h) * room
-                    _add_values(to, e, v + base, first, last, dim)
+                    _add_values(to, e + 4 * first, values, n, dim)
         for t in range(t0, t1):
             for h in range(share):
                 denominator = load_f32(denominators + 4 * ((t - t0) * share + h))
                 _divide(out + t * row + 4 * (h0 + h) * dim, denominator, dim)
 
 
+def _row_bytes(keys: int) -> int:
+    return 4 * (-(-keys // 16) * 16)
+
+
+def _scratch_bytes(queries: int, keys: int, dim: int, itemsize: int) -> int:
+    return queries * (_row_bytes(keys) + 4) + (4 * _KEYS * dim if itemsize == 2 else 0)
+
+
+def attention_scratch_bytes(heads: int, kv_heads: int, dim: int, keys: int, itemsize: int) -> int:
+    """Return the most bytes of scratch that a thread needs for attention over up to so many keys."""
+    group = heads // kv_heads
+    queries = group * max(1, min(16, _SCORES // (group * _row_bytes(1))))
+    # The more keys, the fewer queries at once: their scores stay below _SCORES until one token's alone exceed it.
+    return max(_SCORES, group * _row_bytes(keys)) + 4 * queries + _scratch_bytes(0, keys, dim, itemsize)
+
+
 def attention(
-    q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32], position: int, out: NDArray[np.float32]
+    q: NDArray[np.float32],
+    k: NDArray[np.float32] | NDArray[np.float16],
+    v: NDArray[np.float32] | NDArray[np.float16],
+    position: int,
+    out: NDArray[np.float32],
 ) -> None:
     """Write softmax(q·k / sqrt(D))·v to out; row t, at position + t, sees keys 0 … position + t.
 
-    Shapes: q, out f32[T, H, D]; k, v f32[KVH, capacity, D]; all contiguous; head h reads KV head h // (H // KVH).
+    Shapes: q, out f32[T, H, D]; k, v both f32 or both f16 [KVH, capacity, D]; all contiguous; head h reads KV head
+    h // (H // KVH).
     """
     tokens, heads, dim = q.shape
     kv_heads, capacity, _ = k.shape
-    group, room = heads // kv_heads, 4 * (-(-(position + tokens) // 16) * 16)
-    run_tokens = max(1, min(16, tokens, _SCORES // (group * room)))
+    group, keys = heads // kv_heads, position + tokens
+    run_tokens = max(1, min(16, tokens, _SCORES // (group * _row_bytes(keys))))
     # Few units and many threads: a head each.
     share = group if kv_heads * -(-tokens // run_tokens) % get_threads() == 0 or tokens > run_tokens else 1
     arrays = address(q), address(k), address(v), address(out)
-    shape = heads, group, dim, capacity, position, float_bits(1 / math.sqrt(dim)), tokens, share, run_tokens
+    shape = heads, group, dim, capacity, position, float_bits(1 / math.sqrt(dim)), tokens, share, run_tokens, k.itemsize
     units = heads // share * -(-tokens // run_tokens)
-    run(attention_groups, units, 1, (*arrays, *shape), (room + 4) * run_tokens * share)
+    run(attention_groups, units, 1, (*arrays, *shape), _scratch_bytes(run_tokens * share, keys, dim, k.itemsize))

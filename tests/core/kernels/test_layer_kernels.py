@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from knotctl.core.kernels import oracle
-from knotctl.core.kernels.attention import attention
+from knotctl.core.kernels.attention import attention, attention_scratch_bytes
 from knotctl.core.kernels.elementwise import add, add_bias, swiglu
 from knotctl.core.kernels.norm import rms_norm
 from knotctl.core.kernels.rope import rope
@@ -91,10 +91,13 @@ def test_rope_has_the_oracles_bits_and_turns_by_the_angle(rotated: int, interlea
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 64), (6, 2, 128), (9, 3, 64), (4, 1, 80), (2, 1, 20)])
 @pytest.mark.parametrize("position", [0, 1, 30])
-def test_attention_has_the_oracles_bits(heads: int, kv_heads: int, dim: int, position: int) -> None:
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_attention_has_the_oracles_bits(heads: int, kv_heads: int, dim: int, position: int, kind: type) -> None:
     q, k, v = normal(5, heads, dim), normal(kv_heads, 50, dim, seed=1), normal(kv_heads, 50, dim, seed=2)
+    k, v = k.astype(kind), v.astype(kind)
     out = np.empty_like(q)
     attention(q, k, v, position, out)
+    k, v = k.astype(np.float32), v.astype(np.float32)
     assert same_bits(out, oracle.attention(q, k, v, position))
     scores = np.einsum("thd,hjd->thj", q.astype(np.float64), k.repeat(heads // kv_heads, 0)) / np.sqrt(dim)
     hidden = np.arange(5)[:, None, None] + position < np.arange(50)
@@ -118,6 +121,17 @@ def test_chunks_and_threads_change_no_bit_of_attention() -> None:
             assert same_bits(out, whole)
     finally:
         set_threads(before)
+
+
+@pytest.mark.parametrize(("tokens", "position"), [(1, 0), (1, 40_000), (16, 3000), (40, 900), (3, 1)])
+def test_attention_takes_no_more_scratch_than_foretold(
+    tokens: int, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr("knotctl.core.kernels.attention.run", lambda *args: taken.append(args[-1]))
+    q, k = np.empty((tokens, 6, 32), np.float32), np.empty((2, 1, 32), np.float16)
+    attention(q, k, k, position, q)
+    assert 0 < taken[0] <= attention_scratch_bytes(6, 2, 32, position + tokens, 2)
 
 
 def test_keys_behind_the_query_are_never_read() -> None:
