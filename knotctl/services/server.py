@@ -84,6 +84,7 @@ class Server(uvicorn.Server):
         self, app: ASGIApp, *, on_drain: Callable[[], None] = lambda: None, tls: TlsFiles | None = None
     ) -> None:
         self._on_drain = on_drain
+        self._was_signalled = False
         # It warns of every request that is not HTTP; the client is told, and the log is not for strangers to fill.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         super().__init__(
@@ -126,6 +127,8 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
-        if self.should_exit:
+        # Not `should_exit`: the first signal may come while it drains for another reason, and asks for just that.
+        if self._was_signalled:
             os._exit(130 if number == signal.SIGINT else 128 + number)
+        self._was_signalled = True
         self.stop()

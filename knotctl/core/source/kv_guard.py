@@ -55,6 +55,12 @@ class Breaker:
         with self._lock:
             self._failures, self._pause = 0, FIRST_PAUSE_SECONDS
 
+    def trip(self) -> bool:
+        """Note that an attempt was waited for in vain, which is not to happen three times; as `failed`."""
+        with self._lock:
+            self._failures = max(self._failures, FAILURES - 1)
+        return self.failed()
+
     def failed(self) -> bool:
         """Note that an attempt failed; returns whether this is what opened the breaker."""
         with self._lock:

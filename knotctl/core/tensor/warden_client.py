@@ -24,8 +24,9 @@ log = logging.getLogger("knotctl.cache")
 
 _Result = TypeVar("_Result")
 
-# A warden on the way to its own store may take this long for a segment; to say who it is it needs no time.
-CALL_SECONDS = 60.0
+# A warden on the way to its own store may take this long for a phase, and this for rows; to say who it is, no time.
+CALL_SECONDS = 30.0
+ROW_SECONDS = 5.0
 HELLO_SECONDS = 2.0
 # Of a tensor at a time over HTTP: what is in flight takes twice that.
 PIECE_BYTES = 8 << 20
@@ -135,7 +136,8 @@ class WardenClient:
     def _failed(self, error: KnotctlError) -> None:
         # Whoever answers next may be another: it is asked who it is.
         self._identity = {}
-        if self.breaker.failed():
+        opened = self.breaker.trip() if error.code == "timeout" else self.breaker.failed()
+        if opened:
             log.warning("warden %s: left out for now: %s", self.url, error.message)
 
     def _call(
@@ -148,7 +150,8 @@ class WardenClient:
     ) -> Reply:
         body = b"" if document is None else json.dumps(document).encode()
         fields = {**self._identity, **(headers or {})}
-        reply = self._peer.call(method, path, body, seconds=CALL_SECONDS, headers=fields)
+        seconds = ROW_SECONDS if self.kind == "row" else CALL_SECONDS
+        reply = self._peer.call(method, path, body, seconds=seconds, headers=fields)
         if reply.status == 409:
             raise WrongIdentity("wrong-identity", f"{self.url}: it is another model's warden now, or of other layers")
         if reply.status not in expected:

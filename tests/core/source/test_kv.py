@@ -233,6 +233,18 @@ def test_a_slow_level_counts_as_failing(monkeypatch: pytest.MonkeyPatch) -> None
     guarded.close()
 
 
+def test_a_level_that_was_waited_for_in_vain_is_left_alone_at_once() -> None:
+    now = [0.0]
+    breaker = Breaker(lambda: now[0])
+    assert breaker.trip()
+    assert not breaker.allow()
+    now[0] += 1.1
+    assert breaker.allow()
+    assert not breaker.trip()
+    now[0] += 1.1
+    assert not breaker.allow(), "the pause has doubled"
+
+
 def test_writes_that_fail_do_not_stop_reads() -> None:
     """A full disk."""
     broken = Broken()

@@ -1,0 +1,234 @@
+"""`warden` as a process beside shards and stations as commands: the same frames, and what each level was asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from store_doubles import free_port, point_s3_at, program, put_s3, serve
+
+from knotctl.cli import main
+from knotctl.core.knot.reader import open_knot
+from knotctl.core.source.http_call import Peer
+
+TOKEN = "cluster-token-0001"
+
+
+class Process:
+    """A knotctl command that serves, once it is ready."""
+
+    def __init__(self, *argv: str, **env: str) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "knotctl", *argv, "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | env,
+        )  # fmt: skip
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        assert line, self.popen.communicate()[1]
+        self.about: dict[str, Any] = json.loads(line)
+        self.url = self.about["url"]
+        deadline = time.monotonic() + 30
+        while httpx2.get(f"{self.url}/readyz").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def metrics(self) -> dict[str, float]:
+        lines = httpx2.get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text.splitlines()
+        return {x.rpartition(" ")[0]: float(x.rpartition(" ")[2]) for x in lines if not x.startswith("#")}
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.popen.send_signal(number)
+        _, err = self.popen.communicate(timeout=45)
+        return self.popen.returncode, err
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def begin(*argv: str, **env: str) -> Process:
+        started.append(Process(*argv, **env))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.popen.kill()
+        process.popen.communicate()
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    port = free_port()
+    yield from serve([program("moto_server"), "-p", str(port)], port)
+
+
+@pytest.fixture
+def stored(moto: str, monkeypatch: pytest.MonkeyPatch, tiny: Callable[[str], Path]) -> str:
+    """The tiny knot as an object of moto's S3."""
+    point_s3_at(monkeypatch, moto)
+    return put_s3("tiny.knot", tiny("tiny").read_bytes())
+
+
+def embedded(knot: str, tmp_path: Path, *options: str) -> bytes:
+    out = tmp_path / "embed.frame"
+    ids = "5,17,200,3,44,44,91,120,7,63,301"
+    assert main(["shard-embed", knot, "--tokens", ids, "-o", str(out), *options]) == 0
+    return out.read_bytes()
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[bytes, dict[str, Any]]]:
+    """`run(knot, *options)` is what a station of all layers writes, and its report."""
+    embed, hidden, out = (str(tmp_path / n) for n in ("embed.frame", "hidden.frame", "out.frame"))
+
+    def work(knot: str, *options: str) -> tuple[bytes, dict[str, Any]]:
+        embedded(knot, tmp_path)
+        assert main(["merge", embed, "-o", hidden]) == 0
+        capsys.readouterr()
+        assert main(["run-station", knot, "--layers", ":", "-i", hidden, "-o", out, *options, "--json"]) == 0
+        return Path(out).read_bytes(), json.loads(capsys.readouterr().out)
+
+    return work
+
+
+def test_stations_and_shards_give_the_same_frames_through_wardens(
+    tiny: Callable[[str], Path], tmp_path: Path, start: Callable[..., Process], run: Callable[..., Any]
+) -> None:
+    knot = str(tiny("tiny"))
+    plain, report = run(knot)
+    assert report["peak_weight_bytes"] > 0
+    layers = start("warden", knot, "--layers", ":", "--budget", "64MiB")
+    assert layers.about["role"] == "layer-warden"
+    assert layers.about["identity"].endswith("|0-3")
+    for n in range(2):
+        before = layers.metrics()["knot_store_read_bytes_total"]
+        through, report = run(knot, "--warden", layers.url)
+        assert through == plain
+        assert report["peak_weight_bytes"] == 0, "it multiplies in the warden's memory"
+        read = layers.metrics()["knot_store_read_bytes_total"] - before
+        assert (read > 0) is (n == 0), "warm: nothing is read"
+    rows = start("warden", knot, "--rows", ":", "--kv", f"sqlite:///{tmp_path}/rows.db", "--budget", "1MiB")
+    expected = embedded(knot, tmp_path)
+    for _ in range(2):
+        assert embedded(knot, tmp_path, "--warden", rows.url) == expected
+    assert rows.metrics()['knot_cache_hits_total{tier="ram"}'] >= 10
+    for process in (layers, rows):
+        code, err = process.end()
+        assert (code, "Traceback" in err) == (0, False), err
+
+
+def test_a_shard_keeps_rows_over_the_end_of_its_process(
+    tiny: Callable[[str], Path], tmp_path: Path, redis_server: Any
+) -> None:
+    knot = str(tiny("tiny"))
+    expected = embedded(knot, tmp_path)
+    for kv in (f"sqlite:///{tmp_path}/rows.db", redis_server.url):
+        for _ in range(2):
+            assert embedded(knot, tmp_path, "--kv", kv) == expected
+    redis_server.stop()
+    assert embedded(knot, tmp_path, "--kv", redis_server.url) == expected, "a level that is down fails nothing"
+
+
+def test_from_a_store_only_owned_bytes_are_fetched_and_warm_none(
+    stored: str, tmp_path: Path, tiny: Callable[[str], Path], start: Callable[..., Process], run: Callable[..., Any]
+) -> None:
+    knot = str(tiny("tiny"))
+    expected = embedded(knot, tmp_path)
+    with open_knot(knot) as k:
+        header = k.header
+        table = header.tensors[0]
+        assert table.name == "token_embd_weight"
+        opening = 256 << 10
+    db = f"sqlite:///{tmp_path}/rows.db"
+    rows = start("warden", stored, "--rows", ":", "--kv", db)
+    assert embedded(stored, tmp_path, "--warden", rows.url) == expected
+    cold = rows.metrics()["knot_store_read_bytes_total"]
+    assert cold <= min(opening, header.file_bytes) + 1.02 * table.length
+    assert embedded(stored, tmp_path, "--warden", rows.url) == expected
+    assert rows.metrics()["knot_store_read_bytes_total"] == cold
+    rows.end()
+    again = start("warden", stored, "--rows", ":", "--kv", db)
+    opened = again.metrics()["knot_store_read_bytes_total"]
+    assert embedded(stored, tmp_path, "--warden", again.url) == expected
+    assert again.metrics()["knot_store_read_bytes_total"] == opened, "memory is lost, the level below is not"
+    owned = sum(e.length for e in header.tensors if e.name.startswith(("blk_", "output", "rope")))
+    layers = start("warden", stored, "--layers", ":")
+    plain, _ = run(knot)
+    opened = layers.metrics()["knot_store_read_bytes_total"]
+    for n in range(3):
+        assert run(stored, "--warden", layers.url)[0] == plain
+        if n == 0:
+            cold = layers.metrics()["knot_store_read_bytes_total"]
+            assert cold <= opening + 1.02 * owned
+        assert layers.metrics()["knot_store_read_bytes_total"] == cold
+
+
+def test_a_warden_that_is_killed_costs_nothing_but_time(
+    tiny: Callable[[str], Path], tmp_path: Path, start: Callable[..., Process], run: Callable[..., Any]
+) -> None:
+    knot = str(tiny("tiny"))
+    plain, _ = run(knot)
+    layers = start("warden", knot, "--layers", ":")
+    layers.end(signal.SIGKILL)
+    assert run(knot, "--warden", layers.url)[0] == plain
+
+
+def test_a_stopped_warden_is_waited_for_once(
+    tiny: Callable[[str], Path], tmp_path: Path, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knot = str(tiny("tiny"))
+    expected = embedded(knot, tmp_path)
+    rows = start("warden", knot, "--rows", ":", "--kv", "none")
+    os.kill(rows.about["pid"], signal.SIGSTOP)
+    waits: list[str] = []
+    call = Peer.call
+
+    def counted(self: Peer, method: str, path: str, *args: Any, **options: Any) -> Any:
+        waits.append(path)
+        return call(self, method, path, *args, **options)
+
+    monkeypatch.setattr(Peer, "call", counted)
+    assert embedded(knot, tmp_path, "--warden", rows.url) == expected
+    assert waits == ["/health"]
+    os.kill(rows.about["pid"], signal.SIGCONT)
+
+
+def test_beyond_this_machine_a_token_is_needed(
+    tiny: Callable[[str], Path], tmp_path: Path, start: Callable[..., Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    knot = str(tiny("tiny"))
+    assert main(["warden", knot, "--rows", ":", "--listen", "0.0.0.0:0"]) == 2
+    assert "API key" in capsys.readouterr().err
+    rows = start("warden", knot, "--rows", ":", "--kv", "none", KNOTCTL_CLUSTER_TOKEN=TOKEN)
+    expected = embedded(knot, tmp_path)
+    assert embedded(knot, tmp_path, "--warden", rows.url) == expected
+    assert rows.metrics()['knot_cache_misses_total{tier="ram"}'] == 1, "the probe's: nobody else was let in"
+    (tmp_path / "token").write_text(TOKEN)
+    assert embedded(knot, tmp_path, "--warden", rows.url, "--token-file", str(tmp_path / "token")) == expected
+    assert rows.metrics()['knot_cache_misses_total{tier="ram"}'] > 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--rows", ":", "--layers", ":"],
+        ["--layers", ":", "--kv", "none"],
+        ["--layers", "0:99"],
+        ["--rows", "5:2"],
+        ["--rows", ":", "--budget", "much"],
+        ["--rows", ":", "--kv", "memcached://h"],
+        ["--rows", ":", "--listen", "nowhere"],
+    ],
+)
+def test_what_makes_no_sense_is_refused(tiny: Callable[[str], Path], options: list[str]) -> None:
+    assert main(["warden", str(tiny("tiny")), *options]) == 2
