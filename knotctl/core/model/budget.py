@@ -26,8 +26,8 @@ MAX_CHUNK = 512
 # A tile this large is read and multiplied as fast as a whole phase; below it, a shorter chunk is the better trade.
 GOOD_TILE_BYTES = 4 << 20
 # What this process takes beside `import numba` before it holds a single weight: the kernels' machine code and what
-# compiled it, our modules, a frame's bytes while they are parsed. Measured: 31 MiB with all kernels loaded.
-RUNTIME_BYTES = 32 << 20
+# compiled it, our modules, a frame's bytes while they are parsed. Measured: 31 to 34 MiB.
+RUNTIME_BYTES = 36 << 20
 # Below this many tokens a chunk, reading the weights again for each one costs more than multiplying with them.
 GOOD_CHUNK = 64
 # What a thread of the kernels may take: attention's scores of a few tokens, a tile's unpacked blocks and float sums.
