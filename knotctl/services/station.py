@@ -11,6 +11,7 @@ import secrets
 import ssl
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,10 +24,10 @@ from starlette.routing import Route
 
 from knotctl.core.engine.choose import Ask, choose_all, parse_asks, sampled_frame, wanted_rows
 from knotctl.core.engine.hop import PATIENCE_HEADER, RemoteError, send_frame
-from knotctl.core.engine.http_call import Peer, TransportError
-from knotctl.core.errors import BudgetError, UsageError, WrongIdentity, printable
+from knotctl.core.errors import BudgetError, Conflict, UsageError, WrongIdentity, printable
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.station import Station
+from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan
 from knotctl.core.strict_json import parse_json_object
 from knotctl.core.wire.frame import Frame, Segment, encode_frame
@@ -42,6 +43,8 @@ SESSION_SECONDS = 900.0
 # Where room is short, after so long already.
 _SHORT_SESSION_SECONDS = 30.0
 _MAX_ROUTE = 64
+# Sessions remembered as dropped; an id is never given to another session.
+_ENDED_SESSIONS = 4096
 # Each is the size of the vocabulary, and a frame holds them all.
 MAX_LOGITS = 64
 _DROP_SECONDS = 5.0
@@ -72,6 +75,7 @@ class StationService(Node):
         self._batch_tokens = batch_tokens
         self._used: dict[bytes, float] = {}
         self._next: dict[bytes, str] = {}
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._peers: dict[str, Peer] = {}
         self._peers_lock = threading.Lock()
         self._compute = ThreadPoolExecutor(1, "knotctl-station")
@@ -215,6 +219,9 @@ class StationService(Node):
                 "wrong-identity", f"frame: for layers {printable(layers)}; this station has {here}",
                 hint="ask for the route again",
             )  # fmt: skip
+        ended = next((s.request_id for s in frame.segments if s.request_id in self._ended), None)
+        if ended is not None:
+            raise Conflict("session-ended", f"session {ended.hex()}: was dropped")
         if frame.rows > self._batch_tokens:
             raise UsageError("batch-too-long", f"frame: {frame.rows} tokens; expected at most {self._batch_tokens}")
         if _logits_rows(frame) > MAX_LOGITS:
@@ -240,11 +247,18 @@ class StationService(Node):
             session = b""
         if len(session) != 16:
             raise UsageError("usage", "session: expected 32 hexadecimal digits")
-        following = self._next.get(session)
-        here = self._forget(session)
-        behind = False
+        loop = asyncio.get_running_loop()
+        following, behind = self._next.get(session), False
+        # a frame of it that still comes in, late or again, must not bring it back
+        self._ended[session] = None
+        while len(self._ended) > _ENDED_SESSIONS:
+            self._ended.popitem(last=False)
+        # behind what the station is working on, which may be a frame of it that its caller has given up
+        self._used.pop(session, None)
+        self._next.pop(session, None)
+        here = await loop.run_in_executor(self._compute, self._drop_here, session)
         if following is not None:
-            behind = await asyncio.get_running_loop().run_in_executor(self._hops, self._drop_at, following, session)
+            behind = await loop.run_in_executor(self._hops, self._drop_at, following, session)
         return JsonReply({"dropped": here, "behind": behind})
 
     def _drop_at(self, url: str, session: bytes) -> bool:
@@ -297,9 +311,7 @@ class StationService(Node):
         kv = None if self.station is None else self.station.sessions.get(request_id)
         return 0 if kv is None else kv.length
 
-    def _forget(self, session: bytes) -> bool:
-        self._used.pop(session, None)
-        self._next.pop(session, None)
+    def _drop_here(self, session: bytes) -> bool:
         return self.station is not None and self.station.drop(session)
 
     def _expire(self, seconds: float) -> bool:
@@ -307,7 +319,9 @@ class StationService(Node):
         oldest = time.monotonic() - seconds
         gone = [s for s, used in self._used.items() if used < oldest and not self._turns.busy(s)]
         for session in gone:
-            self._forget(session)
+            del self._used[session]
+            self._next.pop(session, None)
+            self._drop_here(session)
         return bool(gone)
 
     def _peer(self, url: str) -> Peer:

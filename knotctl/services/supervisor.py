@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from knotctl.core.engine.http_call import Peer, TransportError
 from knotctl.core.errors import SourceError
+from knotctl.core.source.http_call import Peer, TransportError
 
 log = logging.getLogger("knotctl.supervisor")
 

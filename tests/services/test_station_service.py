@@ -19,11 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from knotctl.core.engine.choose import Ask, parse_sampled
 from knotctl.core.engine.hop import FRAME_TYPE
-from knotctl.core.engine.http_call import Peer
 from knotctl.core.model.embed import Shard, token_frame
-from knotctl.core.model.forward import head
 from knotctl.core.model.shard_head import merge_logits, merge_tops
 from knotctl.core.model.station import Station, StationSpec
+from knotctl.core.source.http_call import Peer
 from knotctl.core.spans import LayerSpan, VocabSpan
 from knotctl.core.tokens.sampler import SamplingParams
 from knotctl.core.wire.frame import Frame, Segment, encode_frame, parse_frame
@@ -289,9 +288,8 @@ def test_a_shard_embeds_what_it_owns_and_refuses_ids_that_nobody_owns(nodes: Clu
 
 def test_the_heads_of_all_shards_merge_into_the_whole_head(nodes: Cluster, session: bytes) -> None:
     tail = Station(nodes.knot, StationSpec(LayerSpan(0, 3), kv_tokens=64))
-    assert tail._head is not None
     x = tail.forward(replace(hidden(nodes, session), meta={"logits": "none"})).payload
-    whole = head(x, tail._head, tail.weights, tail.config)
+    whole = tail.forward(replace(hidden(nodes, session), meta={"logits": "all"})).payload
     frame = replace(hidden(nodes, session), payload=x)
     tops = [post(u, replace(frame, meta={"top": 5}), "/cobordism-head") for u in nodes.shards]
     merged = merge_tops([parse_frame(t.content) for t in tops], 5)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from knotctl.core.engine.http_call import Peer, Reply, TransportError
 from knotctl.core.errors import FrameError, RequestError, printable
+from knotctl.core.source.http_call import Peer, Reply, TransportError
 from knotctl.core.wire.frame import Frame, parse_frame
 
 FRAME_TYPE = "application/x-knot-frame"

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from knotctl.core.engine.hop import RemoteError, send_frame
-from knotctl.core.engine.http_call import Peer
 from knotctl.core.engine.recovery import Replicas
 from knotctl.core.errors import Cancelled, FrameError, KnotctlError
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.embed import Shard
+from knotctl.core.source.http_call import Peer
 from knotctl.core.spans import VocabSpan
 from knotctl.core.wire.frame import Frame, check_finite, encode_frame
 from knotctl.core.wire.layout import WIRE_LIMITS, Kind

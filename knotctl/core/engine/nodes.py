@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from knotctl.core.engine.hop import RemoteError, remote_error
-from knotctl.core.engine.http_call import Peer, TransportError
 from knotctl.core.errors import SourceError, UsageError, WrongIdentity, printable
 from knotctl.core.knot.reader import Knot
+from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan, VocabSpan
 
 _ASK_SECONDS = 5.0

@@ -38,6 +38,11 @@ class Stages(Protocol):
         """Tokens that one pass takes at the most when a request is alone."""
         ...
 
+    @property
+    def zeroed(self) -> Sequence[tuple[bytes, int, int]]:
+        """Rows of the last pass that had to be zeros: request id, and positions [start, end)."""
+        ...
+
     def run(self, tokens: Frame, asks: Sequence[Ask], check: Callable[[], None]) -> list[Chosen]:
         """Return the tokens asked for behind a frame of token ids; `check` may raise to abandon the work."""
         ...
@@ -63,6 +68,8 @@ class LocalStages:
         self.spans = [s.span for s in stations]
         self.kv_tokens = min(s.plan.kv_tokens for s in stations)
         self.pass_tokens = MAX_CHUNK
+        # rows come from the knot itself here: there is nothing to go on without
+        self.zeroed: list[tuple[bytes, int, int]] = []
         self._shards = shards
 
     @classmethod

@@ -21,12 +21,12 @@ from typing import Any
 
 from knotctl.core.engine.choose import Ask, Chosen, parse_sampled
 from knotctl.core.engine.hop import Answer, RemoteError, send_frame
-from knotctl.core.engine.http_call import Peer, TransportError
 from knotctl.core.engine.mesh import Mesh
 from knotctl.core.engine.nodes import NodeAbout, discover
 from knotctl.core.engine.recovery import Replicas, RouteLost
 from knotctl.core.errors import Cancelled, FrameError, KnotctlError
 from knotctl.core.knot.reader import Knot
+from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan
 from knotctl.core.wire.frame import Frame, encode_frame
 from knotctl.core.wire.layout import WIRE_LIMITS, Kind
@@ -42,7 +42,18 @@ _LEAST_CHUNK = 64
 _HOLD_MS = 10_000
 _POLL_SECONDS = 5.0
 # What to do about a refusal: these may be otherwise elsewhere or later, all others are the request's own fault.
-_LOST = frozenset(("position-gap", "wrong-identity", "not-ready", "overloaded", "kv-full", "shutting-down", "internal"))
+_LOST = frozenset(
+    (
+        "position-gap",
+        "session-ended",
+        "wrong-identity",
+        "not-ready",
+        "overloaded",
+        "kv-full",
+        "shutting-down",
+        "internal",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ class RemoteStages:
         self._engine_id = secrets.token_hex(6)
         self._steps = count()
         self._retries = 0
+        self.zeroed: list[tuple[bytes, int, int]] = []
         self._dropped: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
         self._stats = _held(stations)
         self._closed = threading.Event()
@@ -105,6 +117,7 @@ class RemoteStages:
         Raises: RouteLost where a replay may help; what a node said where it will not; Cancelled.
         """
         route = [stage.order()[0] for stage in self._stages]
+        self.zeroed = []
         try:
             answer = self._pass(tokens, asks, route, check)
             if not asks:
@@ -154,7 +167,7 @@ class RemoteStages:
         """Send a pass, whole or in chunks, and return the answer to the last one."""
         chunks = self._chunks(tokens, asks)
         if len(chunks) == 1:
-            return self._send(self._mesh.embed(tokens, check), asks, route, check, hold=False).frame
+            return self._send(self._embed(tokens, check), asks, route, check, hold=False).frame
         abandoned = threading.Event()
 
         def check_all() -> None:
@@ -165,7 +178,7 @@ class RemoteStages:
         answers: list[Future[Answer]] = []
         try:
             for i, chunk in enumerate(chunks):
-                hidden = self._mesh.embed(chunk, check)
+                hidden = self._embed(chunk, check)
                 wanted = asks if i == len(chunks) - 1 else ()
                 sent = threading.Event()
                 answers.append(self._pool.submit(self._send, hidden, wanted, route, check_all, hold=True, sent=sent))
@@ -182,6 +195,11 @@ class RemoteStages:
         for error in sorted(errors, key=lambda e: isinstance(e, Cancelled)):
             raise error
         return answers[-1].result().frame
+
+    def _embed(self, tokens: Frame, check: Callable[[], None]) -> Frame:
+        hidden = self._mesh.embed(tokens, check)
+        self.zeroed += [(bytes.fromhex(r), a, b) for r, a, b in hidden.meta.get("zeroed", [])]
+        return hidden
 
     def _chunks(self, tokens: Frame, asks: Sequence[Ask]) -> list[Frame]:
         """Return the pass as it goes over the wire: a lone prompt in chunks, anything else whole."""

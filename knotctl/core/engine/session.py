@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from knotctl.core.engine.batch import asks_of, compose, frame_of
+from knotctl.core.engine.batch import Piece, asks_of, compose, frame_of
 from knotctl.core.engine.pipeline import LocalStages, Stages, layer_spans
 from knotctl.core.engine.recovery import Recovery, RouteLost
 from knotctl.core.engine.speculate import MAX_DRAFT
@@ -220,6 +220,7 @@ class Engine:
             for piece in pieces:
                 self._leave(piece.stream, "error", as_error(e))
             return
+        self._note_zeroed(pieces)
         for piece in pieces:
             piece.stream.in_kv += len(piece.tokens)
             if piece.wanted:
@@ -229,6 +230,13 @@ class Engine:
                 else:
                     self._take(piece.stream, tokens, piece.wanted - 1)
         self._recovery.passed([p.stream for p in pieces])
+
+    def _note_zeroed(self, pieces: Sequence[Piece]) -> None:
+        """Tell the streams which of their positions were computed from zeros, which only --degrade allows."""
+        for request_id, start, end in self.stages.zeroed:
+            for piece in pieces:
+                if piece.stream.request_id == request_id:
+                    piece.stream.zeroed.update(range(start, end))
 
     def _recover(self, pieces: Sequence[tuple[Stream, int]], error: RouteLost) -> None:
         """Have every stream replay its tokens over whatever route there is next; its client does not notice."""
