@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from knotctl.core.errors import BudgetError, UsageError
+from knotctl.core.kernels.attention import attention_scratch_bytes
 from knotctl.core.kernels.quantize import activation_kind, quantized_bytes
 from knotctl.core.kernels.threads import get_threads
 from knotctl.core.model.config import ModelConfig
@@ -30,8 +31,8 @@ GOOD_TILE_BYTES = 4 << 20
 RUNTIME_BYTES = 36 << 20
 # Below this many tokens a chunk, reading the weights again for each one costs more than multiplying with them.
 GOOD_CHUNK = 64
-# What a thread of the kernels may take: attention's scores of a few tokens, a tile's unpacked blocks and float sums.
-ATTENTION_SCRATCH, MATMUL_SCRATCH = 288 << 10, 128 << 10
+# What a thread of the kernels may take beside attention's scores: a tile's unpacked blocks and float sums.
+MATMUL_SCRATCH = 128 << 10
 
 
 class Residency(StrEnum):
@@ -120,7 +121,7 @@ def activation_bytes(config: ModelConfig, phases: Sequence[Phase], tokens: int) 
 
 def scratch_bytes(config: ModelConfig, kv_tokens: int) -> int:
     """Return the bytes that the kernels' threads need beside the arena: attention's scores, tiles, and a margin."""
-    scores = max(ATTENTION_SCRATCH, config.n_heads // config.n_kv_heads * 4 * (kv_tokens + 64))
+    scores = attention_scratch_bytes(config.n_heads, config.n_kv_heads, config.head_dim, kv_tokens, 4)
     return get_threads() * (scores + MATMUL_SCRATCH)
 
 

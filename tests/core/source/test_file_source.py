@@ -84,3 +84,22 @@ def test_a_read_holds_its_bytes_once(tmp_path: Path) -> None:
     assert len(data) == source.size
     assert peak < source.size + (1 << 20)
     source.close()
+
+
+def test_a_read_shared_by_threads_fills_every_byte_in_its_place(tmp_path: Path) -> None:
+    data = bytes(range(256)) * (9 << 12)
+    (tmp_path / "large").write_bytes(data)
+    source = FileSource(tmp_path / "large")
+    for offset, length in ((0, len(data)), (3, 5_000_001), (len(data) - 2_097_153, 2_097_153), (7, 1)):
+        out = bytearray(length)
+        source.read_into(offset, memoryview(out))
+        assert out == data[offset : offset + length]
+
+
+def test_a_large_read_of_a_file_cut_short_is_no_read(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(8 << 20))
+    source = FileSource(path)
+    os.truncate(path, 7 << 20)
+    with pytest.raises(ObjectChanged):
+        source.read_into(0, memoryview(bytearray(8 << 20)))
