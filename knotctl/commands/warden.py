@@ -9,7 +9,6 @@ import typer
 from knotctl.commands.console import say
 from knotctl.commands.options import Json, Model
 from knotctl.commands.serving import (
-    Listen,
     LogJson,
     LogRequests,
     TlsCert,
@@ -43,10 +42,14 @@ def warden(
     kv: Annotated[
         str | None,
         typer.Option(
-            "--kv", metavar="URL", help="With --rows: sqlite:///PATH, redis://HOST:PORT/N or none; default: a file."
+            "--kv",
+            metavar="URL",
+            help="With --rows: sqlite:///PATH, redis://HOST:PORT/N or none; default: rows/rows.db in the cache folder.",
         ),
     ] = None,
-    listen: Listen = "127.0.0.1:0",
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 is any free one.")
+    ] = "127.0.0.1:0",
     token_file: TokenFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,

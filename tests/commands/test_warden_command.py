@@ -18,7 +18,11 @@ from store_doubles import free_port, point_s3_at, program, put_s3, serve
 
 from knotctl.cli import main
 from knotctl.core.knot.reader import open_knot
+from knotctl.core.model.embed import Shard
+from knotctl.core.source.counted import CountedSource
 from knotctl.core.source.http_call import Peer
+from knotctl.core.source.opening import open_source
+from knotctl.core.spans import VocabSpan
 
 TOKEN = "cluster-token-0001"
 
@@ -170,6 +174,17 @@ def test_from_a_store_only_owned_bytes_are_fetched_and_warm_none(
             cold = layers.metrics()["knot_store_read_bytes_total"]
             assert cold <= opening + 1.02 * owned
         assert layers.metrics()["knot_store_read_bytes_total"] == cold
+
+
+def test_a_shard_over_a_store_reads_a_row_once_and_near_ones_together(stored: str) -> None:
+    with open_knot(CountedSource(open_source(stored))) as knot:
+        source: Any = knot.source
+        shard = Shard(knot, VocabSpan(0, 300))
+        before = source.reads
+        shard.rows([3, 5, 9, 3])
+        shard.rows([4, 9])
+        assert source.reads == before + 1
+        shard.close()
 
 
 def test_a_warden_that_is_killed_costs_nothing_but_time(

@@ -16,7 +16,8 @@ import numpy as np
 from knotctl.core.errors import UsageError, WrongIdentity
 from knotctl.core.knot.reader import Knot
 from knotctl.core.spans import VocabSpan
-from knotctl.core.tensor.rows import RowSource, decode, embedding_table, knot_rows
+from knotctl.core.tensor.open_rows import default_rows
+from knotctl.core.tensor.rows import RowSource, decode, embedding_table
 from knotctl.core.wire.frame import Frame, Segment
 from knotctl.core.wire.layout import Kind
 from knotctl.core.wire.merge import partial_meta
@@ -53,7 +54,7 @@ class Shard:
         self.span = span
         self.vocab_size = config.vocab_size
         self._table = embedding_table(knot)
-        self.source = source or knot_rows(knot)
+        self.source = source or default_rows(knot, span)
 
     def rows(self, tokens: Sequence[int]) -> Floats:
         """Return the rows float32 [tokens, hidden_size] of ids that the shard owns, each distinct row read once."""
