@@ -1,1 +1,1 @@
-"""The coverage-first planner and its ledger: pure state machines."""
+"""The coverage-first cluster: planner, directives and simulator as pure state machines, and the ledger."""

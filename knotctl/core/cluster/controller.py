@@ -1,0 +1,303 @@
+"""The control loop as a state machine: joins, leaves, answers and ticks in, directives out. No clock, no I/O.
+
+The tracker feeds it from the network, the simulator from a scenario; both get the same decisions.
+Source: man knot-cluster(7), OVER TIME.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from knotctl.core.cluster.capacity import Capacity, capacity_of
+from knotctl.core.cluster.coverage import union
+from knotctl.core.cluster.directives import Directive, DirectiveBook, MoveBudget
+from knotctl.core.cluster.gaps import MOST_IDLE_LOOKED_AT, close_gaps
+from knotctl.core.cluster.holddown import HoldDown
+from knotctl.core.cluster.layers import ModelLayers
+from knotctl.core.cluster.nodes import Node
+from knotctl.core.cluster.placement import Placement
+from knotctl.core.cluster.planner import improve, mend, stages_of
+from knotctl.core.cluster.policy import Policy
+from knotctl.core.cluster.predict import fastest_route
+from knotctl.core.cluster.reconcile import Holdings, Kind, Order
+from knotctl.core.cluster.replicas import add_copies, level
+from knotctl.core.spans import LayerSpan
+
+# A measured speed this far from the planned one changes plans; less is noise.
+_NEWS = 0.2
+
+
+# The order in which idle nodes are used: those that never failed first, then by fit.
+_Key = tuple[bool, tuple[int, int, str]]
+
+
+@dataclass(slots=True)
+class Member:
+    """A node that is here. Units: seconds of the caller's clock."""
+
+    node: Node
+    capacity: Capacity
+    joined_at: float
+    flagged: bool = False
+    served: bool = False
+
+
+class Controller:
+    """One model's cluster. `now` never goes back; every method returns the directives that are to be sent."""
+
+    def __init__(self, model: ModelLayers, policy: Policy) -> None:
+        self.model, self.policy = model, policy
+        self.members: dict[str, Member] = {}
+        self.placement = Placement(model)
+        self.books = Holdings(model.n_layers)
+        self.directives = DirectiveBook()
+        self.holds = HoldDown(policy)
+        self.budget = MoveBudget(policy)
+        self.critical: set[LayerSpan] = set()
+        # Nodes that are not where they should be: to be looked at now, when a load has come, with the next tick.
+        self._moving: set[str] = set()
+        self._blocked: set[str] = set()
+        self._throttled: set[str] = set()
+        self._idle: list[_Key] = []  # sorted
+        self._idle_key: dict[str, _Key] = {}
+        self._held_down: set[str] = set()
+        self._let_go_at: list[tuple[float, str]] = []  # a heap; may name nodes that are gone
+        self._improved_at = 0.0
+        self._mended_with: frozenset[str] = frozenset()
+        self.now = 0.0
+        self.timeouts = 0
+
+    def join(self, node: Node, now: float, held: Iterable[LayerSpan] = ()) -> list[Directive]:
+        """Take up a node with the layers that it holds and serves; again, where it registers anew."""
+        self.now = now
+        spans = sorted(held, key=len)
+        if (known := self.members.get(node.node_id)) is not None:
+            if union(spans) != self.books.held[node.node_id]:
+                # It was restarted before it was missed.
+                self.holds.left(node.node_id, now, now - known.joined_at, served=known.served)
+            self._forget(node.node_id)
+        c = capacity_of(node, self.model, self.policy)
+        if isinstance(c, str) or c.most_layers < 1:
+            return []
+        self.members[node.node_id] = Member(node, c, now, served=bool(spans))
+        self.books.join(node.node_id, spans)
+        if spans and c.fits(spans[-1].start, spans[-1].end):
+            self.placement.put(c, spans[-1], "came back with these layers")
+        else:
+            self._make_idle(node.node_id)
+        return self._react()
+
+    def leave(self, node_id: str, now: float) -> list[Directive]:
+        """Forget a node that left or is silent."""
+        self.now = now
+        member = self.members.get(node_id)
+        if member is None:
+            return []
+        self.holds.left(node_id, now, now - member.joined_at, served=member.served)
+        self._forget(node_id)
+        return self._react()
+
+    def answer(self, node_id: str, epoch: int, now: float, *, done: bool = True) -> list[Directive]:
+        """Take a node's answer to a directive; an answer that comes too late changes nothing."""
+        self.now = now
+        directive = self.directives.answer(node_id, epoch)
+        if directive is None:
+            return []
+        self._book(directive, done=done)
+        # An answer brings no room for a gap: only what waits for it is looked at again.
+        return self._give() if done else self._react()
+
+    def measured(self, node_id: str, tokens_per_s: float, now: float) -> list[Directive]:
+        """Take the speed that a node was seen to have, in tokens of its benchmark model."""
+        member = self.members.get(node_id)
+        if member is None:
+            return []
+        before = member.node.planned_tokens_per_s
+        member.node = replace(member.node, measured_tokens_per_s=tokens_per_s)
+        member.flagged = tokens_per_s < self.policy.lie_ratio * member.node.tokens_per_s
+        if abs(member.node.planned_tokens_per_s - before) > _NEWS * before:
+            self._use(node_id, replace_speed(member, self.model, self.policy))
+        return []
+
+    def tick(self, now: float) -> list[Directive]:
+        """Look at everything, as is due every `policy.monitor_s`: what is late, uneven, or could be faster."""
+        self.now = now
+        for directive in self.directives.expired(now):
+            self.timeouts += 1
+            if directive.order.closes_gap:
+                self.critical.add(directive.order.span)
+            self._book(directive, done=False)
+        if self.policy.rebalance == "continuous":
+            self._let_go()
+            self._moving |= self._throttled | self._blocked
+            if not self.placement.coverage.covered:
+                self._mend()
+            elif now - self._improved_at >= self.policy.improve_s:
+                self._improved_at = now
+                self._improve()
+        return self._react()
+
+    def deliver(self, node_id: str) -> list[Directive]:
+        """Return what a node's heartbeat is answered with; a DROP that would hurt by now is withdrawn."""
+        kept = []
+        for directive in self.directives.open_for(node_id):
+            order = directive.order
+            new = self.directives.hand_out(directive)
+            relied_upon = order.kind is Kind.DROP and self.books.coverage.least(order.span) < 1
+            if new and relied_upon and not order.forced:
+                self.directives.answer(node_id, directive.epoch)
+                self.books.withdraw(order)
+                self._blocked.add(node_id)
+            else:
+                kept.append(directive)
+        return kept
+
+    def _react(self) -> list[Directive]:
+        """Close gaps, place idle nodes, and give the orders that can be given."""
+        static = self.policy.rebalance == "static"
+        covered = self.placement.coverage
+        if not covered.covered:
+            self._changed(close_gaps(self.placement, self._idle_nodes(), fixed=self.members if static else ()))
+        if not covered.covered and self._held_down:
+            # Nobody else can: a node that was held down is better than none.
+            pool = sorted((self.members[i].capacity for i in self._held_down), key=lambda c: c.order)
+            self._changed(close_gaps(self.placement, pool))
+        if self._idle and (covered.covered or static):
+            most = len(self._idle) if static else self.budget.left(self.now, for_gap=False)
+            self._changed(add_copies(self.placement, self._idle_nodes(most), self.policy))
+        return self._give()
+
+    def _give(self) -> list[Directive]:
+        given: list[Directive] = []
+        for node_id in sorted(self._moving):
+            self._blocked.discard(node_id)
+            self._throttled.discard(node_id)
+            place = self.placement.places.get(node_id)
+            orders = self.books.orders_for(place, self.members[node_id].capacity)
+            for order in orders:
+                if self.budget.take(order, self.now):
+                    self.books.begin(order)
+                    given.append(self.directives.issue(order, self._deadline(order)))
+                else:
+                    self._throttled.add(node_id)
+            if not orders and not self.directives.open_for(node_id) and not self.books.settled(node_id, place):
+                self._blocked.add(node_id)
+        self._moving.clear()
+        return given
+
+    def _deadline(self, order: Order) -> float:
+        """When an order must be done: what its bytes take on the link, with patience, after what the node has to do."""
+        c = self.members[order.node_id].capacity
+        spans = self.books.loading[order.node_id] if order.kind is Kind.LOAD else ()
+        seconds = sum(c.bytes_of(s.start, s.end) for s in spans) / self.policy.link_bytes_per_s
+        return self.now + self.policy.directive_timeout_s + self.policy.load_patience * seconds
+
+    def _book(self, directive: Directive, *, done: bool) -> None:
+        order = directive.order
+        node_id = order.node_id
+        self.books.finish(order, done=done)
+        self._moving.add(node_id)
+        if done and order.kind is Kind.LOAD:
+            self.members[node_id].served = True
+            self._moving |= self._blocked
+            self.critical = {s for s in self.critical if not self.books.coverage.least(s)}
+        elif order.kind is Kind.LOAD:
+            # Others get its layers, and it waits as if it had left; what it serves it goes on serving.
+            self.holds.failed(node_id, self.now)
+            self.placement.remove(node_id)
+            held = sorted(self.books.held[node_id], key=len)
+            if held:
+                self.placement.put(self.members[node_id].capacity, held[-1], "keeps what it has: its last load failed")
+            else:
+                self._make_idle(node_id)
+
+    def _improve(self) -> None:
+        before = {i: self.books.held[i] for i in self.members}
+        capacities = {i: m.capacity for i, m in self.members.items()}
+        spans = self.placement.spans()
+        improve(self.placement, capacities, self.policy, before, self._held_down)
+        self._changed(i for i, p in self.placement.places.items() if spans.get(i) != p.span)
+        route = fastest_route(stages_of(self.placement), self.model, self.policy.hop(self.model.hidden_size)) or ()
+        most = self.budget.left(self.now, for_gap=False)
+        self._changed(level(self.placement, self.policy, {c.node_id for c, _ in route}, most))
+
+    def _mend(self) -> None:
+        """Look for another chain where gaps remain; once for every change of who is here and in good standing."""
+        trusted = frozenset(i for i, m in self.members.items() if m.served or not self.holds.level(i))
+        if trusted == self._mended_with:
+            return
+        self._mended_with = trusted
+        spans = self.placement.spans()
+        for ids in (trusted, self.members):
+            capacities = {i: self.members[i].capacity for i in sorted(ids)}
+            if sum(c.most_layers for c in capacities.values()) >= self.model.n_layers:
+                mend(self.placement, capacities, self.policy)
+            if self.placement.coverage.covered:
+                break
+        self._changed(i for i, p in self.placement.places.items() if spans.get(i) != p.span)
+
+    def _changed(self, node_ids: Iterable[str]) -> None:
+        """Note nodes whose place changed: they are idle no more, and have orders to be given."""
+        for node_id in list(node_ids):
+            self._moving.add(node_id)
+            self._not_idle(node_id)
+            self.members[node_id].capacity = self.placement.places[node_id].capacity
+
+    def _idle_nodes(self, most: int = MOST_IDLE_LOOKED_AT) -> list[Capacity]:
+        return [self.members[node_id].capacity for _, (*_, node_id) in self._idle[:most]]
+
+    def _make_idle(self, node_id: str) -> None:
+        self._not_idle(node_id)
+        until = self.holds.until(node_id)
+        if until > self.now and self.policy.rebalance == "continuous":
+            self._held_down.add(node_id)
+            heapq.heappush(self._let_go_at, (until, node_id))
+        else:
+            self._add_idle(node_id)
+
+    def _add_idle(self, node_id: str) -> None:
+        key = self._idle_key[node_id] = self.holds.level(node_id) > 0, self.members[node_id].capacity.order
+        insort(self._idle, key)
+
+    def _not_idle(self, node_id: str) -> None:
+        self._held_down.discard(node_id)
+        key = self._idle_key.pop(node_id, None)
+        if key is not None:
+            del self._idle[bisect_left(self._idle, key)]
+
+    def _let_go(self) -> None:
+        """End the hold-down of nodes that have waited, where they are still here and still idle."""
+        while self._let_go_at and self._let_go_at[0][0] <= self.now:
+            _, node_id = heapq.heappop(self._let_go_at)
+            if node_id in self._held_down and self.holds.until(node_id) <= self.now:
+                self._held_down.discard(node_id)
+                self._add_idle(node_id)
+
+    def _use(self, node_id: str, c: Capacity) -> None:
+        """Plan with another capacity of a node from now on."""
+        self._not_idle(node_id)
+        place = self.placement.places.get(node_id)
+        self.members[node_id].capacity = c
+        if place is not None:
+            self.placement.put(c, place.span, place.why)
+        else:
+            self._make_idle(node_id)
+
+    def _forget(self, node_id: str) -> None:
+        self._not_idle(node_id)
+        self.placement.remove(node_id)
+        self.books.leave(node_id)
+        self.directives.forget(node_id)
+        for group in (self._moving, self._blocked, self._throttled):
+            group.discard(node_id)
+        del self.members[node_id]
+
+
+def replace_speed(member: Member, model: ModelLayers, policy: Policy) -> Capacity:
+    """Return a member's capacity at the speed that its node is planned with now."""
+    found = capacity_of(member.node, model, policy)
+    assert isinstance(found, Capacity)
+    return replace(member.capacity, node=member.node, step=found.step, prefill_step=found.prefill_step)
