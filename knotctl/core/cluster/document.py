@@ -1,4 +1,7 @@
-"""The plan as a JSON document. Source: CONTRACT section 2; man knot-cluster(7), THE PLAN."""
+"""The plan as a JSON document.
+
+Source: CONTRACT section 2; man knot-cluster(7), THE PLAN.
+"""
 
 from __future__ import annotations
 
