@@ -63,7 +63,7 @@ class Accounts:
         check_account(account_id)
 
         def unit(c: sa.Connection) -> Account:
-            ensure_account(c, account_id)
+            ensure_accounts(c, account_id)
             return account_of(c, account_id)
 
         return self._database.write(unit)
@@ -92,7 +92,7 @@ class Accounts:
 
         def unit(c: sa.Connection) -> int:
             if ISSUE in lines:
-                ensure_account(c, ISSUE)
+                ensure_accounts(c, ISSUE)
             return post(c, f"{kind}:{operation}", kind, lines, memo=memo)
 
         return self._database.write(unit)
@@ -136,9 +136,11 @@ def check_operation(key: str) -> None:
         )
 
 
-def ensure_account(connection: sa.Connection, account_id: str) -> None:
-    """Open the account where it is not."""
-    insert_new(connection, tables.accounts, {"account_id": account_id, "created_ms": wall_ms()})
+def ensure_accounts(connection: sa.Connection, *account_ids: str) -> None:
+    """Open the accounts that are not, in order of their ids."""
+    now = wall_ms()
+    rows = [{"account_id": a, "balance": 0, "held": 0, "created_ms": now} for a in sorted(account_ids)]
+    insert_new(connection, tables.accounts, *rows)
 
 
 def account_of(connection: sa.Connection, account_id: str) -> Account:

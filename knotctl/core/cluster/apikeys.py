@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from knotctl.core.cluster import tables
-from knotctl.core.cluster.accounts import check_account, ensure_account
+from knotctl.core.cluster.accounts import check_account, ensure_accounts
 from knotctl.core.cluster.store import Database, wall_ms
 from knotctl.core.errors import RequestError, UsageError, printable
 
@@ -87,7 +87,7 @@ class KeyStore:
         row |= {"sha256": _digest(text)}  # type: ignore[dict-item]
 
         def unit(c: sa.Connection) -> None:
-            ensure_account(c, account_id)
+            ensure_accounts(c, account_id)
             # Where the commit's answer was lost, the unit is run again and finds its own row.
             if c.scalar(sa.select(_k.key_id).where(_k.key_id == key_id)) is None:
                 c.execute(tables.api_keys.insert().values(**row, created_ms=now, expires_ms=expires))

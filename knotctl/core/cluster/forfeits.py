@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from knotctl.core.cluster import tables
-from knotctl.core.cluster.accounts import FORFEITS, account_of, ensure_account, node_account, post
+from knotctl.core.cluster.accounts import FORFEITS, account_of, ensure_accounts, node_account, post
 from knotctl.core.cluster.slashing import Evidence
 from knotctl.core.cluster.store import Database
 from knotctl.core.errors import RequestError
@@ -45,8 +45,7 @@ def slash(database: Database, operation: str, evidence: Evidence) -> Verdict:
     account, key = node_account(evidence.node_id), f"slash:{operation}"
 
     def unit(c: sa.Connection) -> Verdict:
-        ensure_account(c, account)
-        ensure_account(c, FORFEITS)
+        ensure_accounts(c, account, FORFEITS)
         # Every settlement that pays the node locks its account: what is summed after this is whole.
         c.execute(sa.select(tables.accounts.c.balance).where(tables.accounts.c.account_id == account).with_for_update())
         if (done := _verdict(c, key)) is not None:

@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from knotctl.core.cluster import tables
-from knotctl.core.cluster.accounts import ensure_account, move, node_account, post
+from knotctl.core.cluster.accounts import ensure_accounts, move, node_account, post
 from knotctl.core.cluster.credits import Price, Usage, Work, layer_tokens, split
 from knotctl.core.cluster.store import Database, insert_new, wall_ms
 from knotctl.core.errors import Conflict, RequestError, UsageError, printable
@@ -245,8 +245,8 @@ def _close(c: sa.Connection, hold: Hold, *, closed_by: str) -> None:
 def _settle(c: sa.Connection, hold: Hold, usage: Usage, work: tuple[Work, ...], *, closed_by: str) -> None:
     weights = {node_account(node): n for node, n in layer_tokens(work).items()}
     shares = shares_of(hold, usage, weights)
-    for account in shares:
-        ensure_account(c, account)
+    if shares:
+        ensure_accounts(c, *shares)
     lines = lines_of(hold.account_id, shares)
     transfer_id = post(c, operation_of(hold), "settle", lines, memo=hold.model, unhold={hold.account_id: hold.amount})
     if weights:

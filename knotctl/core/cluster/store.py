@@ -97,6 +97,9 @@ class Database:
                         )
                     with connection.begin():
                         return unit(connection)
+            except sa.exc.TimeoutError as e:
+                what = "all connections are in use"
+                raise SourceError("database-unavailable", f"{self.name}: {what}", hint="retry later") from e
             except DBAPIError as e:
                 tries += 1
                 if not _transient(e) or time.monotonic() > deadline:
@@ -132,14 +135,14 @@ def open_database(ref: str, *components: Component) -> Database:
     return database
 
 
-def insert_new(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:
-    """Insert a row unless one with its key is there; return whether it was new.
+def insert_new(connection: sa.Connection, table: sa.Table, *rows: Mapping[str, Any]) -> int:
+    """Insert rows unless those with their keys are there; return how many were new.
 
     On PostgreSQL this waits for a transaction that is inserting the same key, and sees its row once that commits.
     """
     make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    insert = make(table).values(dict(row)).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
-    return connection.execute(insert).rowcount == 1
+    insert = make(table).values([dict(row) for row in rows]).on_conflict_do_nothing()
+    return connection.execute(insert.execution_options(preserve_rowcount=True)).rowcount
 
 
 def wall_ms() -> int:

@@ -81,3 +81,12 @@ def test_two_sweepers_close_a_hold_once(database: Database) -> None:
     assert len(first.sweep() + second.sweep()) == 1
     assert ledger.close_idle(seen) is None
     check_books(database)
+
+
+def test_a_sign_of_life_between_look_and_close_saves_the_hold(database: Database) -> None:
+    ledger = open_books(database)
+    ledger.reserve("alice", "r", MODEL, Usage(5, 20))
+    seen = ledger.open_holds()[0]
+    ledger.record("alice", "r", Usage(0, 0), [])
+    assert ledger.close_idle(seen) is None
+    assert ledger.open_holds()[0].state == "held"
