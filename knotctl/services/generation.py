@@ -74,6 +74,14 @@ class Generation:
         return self._assembler.n_tokens
 
     @property
+    def zeroed(self) -> list[tuple[int, int]]:
+        """Runs [start, end) of positions that were computed from zeros in place of a lost shard's rows (--degrade)."""
+        positions = sorted(self._stream.zeroed)
+        starts = [p for p in positions if p - 1 not in self._stream.zeroed]
+        ends = [p + 1 for p in positions if p + 1 not in self._stream.zeroed]
+        return list(zip(starts, ends, strict=True))
+
+    @property
     def finish_reason(self) -> str:
         """Why it ended, "stop" or "length", once it has."""
         assert self._finish_reason is not None

@@ -175,7 +175,11 @@ class _Completions:
                 return
             deltas = [delta async for delta in generation.deltas() if delta is not None]
             used = usage(generation.n_prompt, generation.n_tokens)
-            await JsonReply(form.whole(deltas, generation.finish_reason, used))(scope, receive, send)
+            headers = (
+                {"x-knot-degraded": ",".join(f"{a}:{b}" for a, b in generation.zeroed)} if generation.zeroed else {}
+            )
+            document = form.whole(deltas, generation.finish_reason, used) | _degraded(generation)
+            await JsonReply(document, headers=headers)(scope, receive, send)
 
 
 async def _stream(
@@ -204,7 +208,12 @@ async def _stream(
         # Without [DONE]: clients must not take what came for all of it.
         await write(event(error_document(scope["path"], e)), more=False)
         return
-    await write(event(form.closing(generation.finish_reason)))
+    await write(event(form.closing(generation.finish_reason) | _degraded(generation)))
     if wanted.include_usage:
         await write(event(form.total(usage(generation.n_prompt, generation.n_tokens))))
     await write(DONE, more=False)
+
+
+def _degraded(generation: Generation) -> dict[str, object]:
+    """Return what a reply says of positions computed from zeros: nothing where there are none."""
+    return {"knot_zeroed": generation.zeroed} if generation.zeroed else {}

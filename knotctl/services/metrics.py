@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
@@ -76,10 +76,21 @@ class _EngineGauges(Collector):
         "kv_bytes": ("knot_kv_bytes", "Keys and values held."),
     }
 
+    # Of engines over other nodes; zero where everything runs here.
+    _COUNTS: Mapping[str, tuple[str, str]] = {
+        "recoveries": ("knot_route_recoveries", "Passes lost with a node, replayed over another route."),
+        "hop_retries": ("knot_hop_retries", "Frames sent twice because the way spoiled them."),
+        "shard_failures": ("knot_shard_failures", "Frames that a shard did not answer."),
+        "direct_reads": ("knot_shard_direct_reads", "Frames embedded from the knot because no shard answered."),
+        "degraded_rows": ("knot_degraded_rows", "Rows of zeros in place of a lost shard's."),
+    }
+
     def __init__(self, stats: Callable[[], Mapping[str, int]]) -> None:
         self._stats = stats
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         stats = self._stats()
+        for key, (name, help_text) in self._COUNTS.items():
+            yield CounterMetricFamily(name, help_text, value=stats.get(key, 0))
         for key, (name, help_text) in self._NAMES.items():
             yield GaugeMetricFamily(name, help_text, value=stats[key])
