@@ -22,7 +22,7 @@ assert (x == 1).all()
 
 
 def start(cache: Path) -> subprocess.Popen[str]:
-    env = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    env = os.environ | {"KNOTCTL_CACHE_DIR": str(cache)}
     return subprocess.Popen([sys.executable, "-c", ONE_KERNEL], env=env, stderr=subprocess.PIPE, text=True)
 
 
