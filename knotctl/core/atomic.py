@@ -25,19 +25,9 @@ def replacing(dest: Path) -> Iterator[BinaryIO]:
     try:
         with temporary.open("x+b") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(dest)
-        folder = os.open(dest.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            put_in_place(file, temporary, dest)
     except OSError as e:
-        full = e.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise SourceError(
-            "disk-full" if full else "write-failed", f"{printable(dest)}: cannot write: {e.strerror or e}"
-        ) from e
+        raise cannot_write(dest, e) from e
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -50,3 +40,21 @@ def write_whole(dest: Path, *pieces: bytes | memoryview) -> None:
     with replacing(dest) as file:
         for piece in pieces:
             file.write(piece)
+
+
+def put_in_place(file: BinaryIO, temporary: Path, dest: Path) -> None:
+    """Give the open file at `temporary` the name `dest`, after its bytes are on the disk; both outlast a crash."""
+    file.flush()
+    os.fsync(file.fileno())
+    temporary.replace(dest)
+    folder = os.open(dest.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def cannot_write(dest: Path, e: OSError) -> SourceError:
+    """Return the error that says why a file could not be written."""
+    full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+    return SourceError("disk-full" if full else "write-failed", f"{printable(dest)}: cannot write: {e.strerror or e}")

