@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from knotctl.commands.console import print_json, print_table, progress, say
-from knotctl.commands.options import Json, MemoryBudget, Model, Threads, budget_bytes
+from knotctl.commands.options import (
+    Json,
+    KvTypeOption,
+    MemoryBudget,
+    Model,
+    ResidencyOption,
+    Threads,
+    budget_bytes,
+    kv_type_of,
+    residency_of,
+)
 from knotctl.core.errors import UsageError
 from knotctl.core.sizes import format_size
 
@@ -35,9 +45,8 @@ def bench(
     ] = None,
     speculate: Annotated[bool, typer.Option("--speculate/--no-speculate", help="Drafts from the text so far.")] = False,
     memory_budget: MemoryBudget = None,
-    residency: Annotated[
-        str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
-    ] = "auto",
+    residency: ResidencyOption = "auto",
+    kv_type: KvTypeOption = "f32",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -58,10 +67,7 @@ def bench(
     from knotctl.core.engine.session import Engine, EngineSpec
     from knotctl.core.errors import CheckFailed
     from knotctl.core.kernels.threads import get_threads
-    from knotctl.core.model.budget import Residency
 
-    if residency not in list(Residency):
-        raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
     if (peer is None) != (peer_model is None):
         raise UsageError("usage", "--peer and --peer-model go together")
     names = test or [*([f"pp{prompt}"] if prompt else []), *([f"tg{generate}"] if generate else [])]
@@ -70,7 +76,8 @@ def bench(
     spec = EngineSpec(
         threads=threads,
         memory_budget=budget_bytes(memory_budget),
-        residency=Residency(residency),
+        residency=residency_of(residency),
+        kv_type=kv_type_of(kv_type),
         context=max((t.context for t in tests), default=0),
         max_batch=max((t.sessions for t in tests), default=1),
         speculate=speculate,

@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from knotctl.commands.console import print_json, read_text, say
-from knotctl.commands.options import Json, MemoryBudget, Model, Threads, budget_bytes, spans, token_ids
+from knotctl.commands.options import (
+    Json,
+    KvTypeOption,
+    MemoryBudget,
+    Model,
+    ResidencyOption,
+    Threads,
+    budget_bytes,
+    kv_type_of,
+    residency_of,
+    spans,
+    token_ids,
+)
 from knotctl.core.errors import UsageError
 from knotctl.core.sizes import format_size
 
@@ -37,9 +49,8 @@ def generate(
     shards: Annotated[int, typer.Option("--shards", min=1, max=1024, help="Vocabulary shards.")] = 1,
     context: Annotated[int, typer.Option("--ctx-size", "-c", min=1, help="Tokens of prompt and answer.")] = 8192,
     memory_budget: MemoryBudget = None,
-    residency: Annotated[
-        str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
-    ] = "auto",
+    residency: ResidencyOption = "auto",
+    kv_type: KvTypeOption = "f32",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -54,15 +65,12 @@ def generate(
     """
     from knotctl.commands.warming import warm_kernels
     from knotctl.core.engine.session import Engine, EngineSpec
-    from knotctl.core.model.budget import Residency
     from knotctl.core.tokens.chat import encode_chat
     from knotctl.core.tokens.detokenize import Detokenizer
     from knotctl.core.tokens.sampler import SamplingParams
 
     if (prompt is None) == (tokens is None):
         raise UsageError("usage", "generate: give a PROMPT or --tokens")
-    if residency not in list(Residency):
-        raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
     if prompt == "-":
         prompt = read_text("-", 16 << 20)
     params = SamplingParams(
@@ -74,7 +82,8 @@ def generate(
         stations=int(stations) if stations.isdecimal() else spans(stations),
         threads=threads,
         memory_budget=budget_bytes(memory_budget),
-        residency=Residency(residency),
+        residency=residency_of(residency),
+        kv_type=kv_type_of(kv_type),
         context=context,
         max_batch=1,
         speculate=speculate,

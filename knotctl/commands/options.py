@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,21 @@ from knotctl.core.errors import UsageError
 from knotctl.core.sizes import parse_size
 from knotctl.core.spans import LayerSpan
 
+if TYPE_CHECKING:
+    from knotctl.core.model.budget import Residency
+    from knotctl.core.model.kv import KvType
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=256, help="Threads; default: all cores.")]
 MemoryBudget = Annotated[
     str | None,
-    typer.Option("--memory-budget", metavar="SIZE", help="Ceiling for weights, KV, activations and scratch: 128MiB."),
+    typer.Option("--memory-budget", metavar="SIZE", help="Ceiling for all it holds beside numba itself: 128MiB."),
+]
+ResidencyOption = Annotated[
+    str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
+]
+KvTypeOption = Annotated[
+    str, typer.Option("--kv-type", metavar="f32|f16", help="Keys and values as computed, or rounded to half the bytes.")
 ]
 
 
@@ -45,6 +55,24 @@ Model = Annotated[str, typer.Argument(metavar="KNOT", help="The model's knot.")]
 def budget_bytes(text: str | None) -> int | None:
     """Return --memory-budget in bytes, None where it was not given."""
     return None if text is None else parse_size(text)
+
+
+def residency_of(text: str) -> Residency:
+    """Return the residency of that name. Raises: UsageError."""
+    from knotctl.core.model.budget import Residency
+
+    if text not in list(Residency):
+        raise UsageError("usage", f"--residency {text}: expected one of {', '.join(Residency)}")
+    return Residency(text)
+
+
+def kv_type_of(text: str) -> KvType:
+    """Return the type of keys and values of that name. Raises: UsageError."""
+    from knotctl.core.model.kv import KvType
+
+    if text not in list(KvType):
+        raise UsageError("usage", f"--kv-type {text}: expected one of {', '.join(KvType)}")
+    return KvType(text)
 
 
 def token_ids(text: str) -> list[int]:

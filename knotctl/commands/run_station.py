@@ -10,7 +10,17 @@ import typer
 
 from knotctl.commands.console import print_json, print_table, say
 from knotctl.commands.frames import read_frame, write_frame
-from knotctl.commands.options import Json, MemoryBudget, Model, Threads, budget_bytes
+from knotctl.commands.options import (
+    Json,
+    KvTypeOption,
+    MemoryBudget,
+    Model,
+    ResidencyOption,
+    Threads,
+    budget_bytes,
+    kv_type_of,
+    residency_of,
+)
 from knotctl.commands.serving import (
     Listen,
     LogJson,
@@ -47,9 +57,8 @@ def run_station(
         Path | None, typer.Option("--kv", metavar="FILE", help="Keeps this span's keys and values between calls.")
     ] = None,
     memory_budget: MemoryBudget = None,
-    residency: Annotated[
-        str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
-    ] = "fluid",
+    residency: ResidencyOption = "fluid",
+    kv_type: KvTypeOption = "f32",
     threads: Threads = None,
     warden: Warden = None,
     context: Annotated[
@@ -92,7 +101,6 @@ def run_station(
     from knotctl.commands.warming import warm_kernels
     from knotctl.core.kernels.threads import set_threads
     from knotctl.core.knot.reader import Knot, open_knot
-    from knotctl.core.model.budget import Residency
     from knotctl.core.model.kv import KvCache
     from knotctl.core.model.station import Station, StationSpec
     from knotctl.core.source.counted import CountedSource
@@ -103,8 +111,6 @@ def run_station(
     started = time.perf_counter()
     if logits not in ("last", "all", "none"):
         raise UsageError("usage", f"--logits {logits}: expected last, all or none")
-    if residency not in list(Residency):
-        raise UsageError("usage", f"--residency {residency}: expected one of {', '.join(Residency)}")
     if threads is not None:
         set_threads(threads)
     keys, store = cluster_token(token_file), CountedSource(open_source(knot))
@@ -130,8 +136,9 @@ def run_station(
 
             def make(span: LayerSpan) -> Station:
                 spec = StationSpec(
-                    span, Residency(residency), budget_bytes(memory_budget), kv_tokens=context,
+                    span, residency_of(residency), budget_bytes(memory_budget), kv_tokens=context,
                     least_kv_tokens=min(512, context), batch_tokens=batch, logits_rows=MAX_LOGITS,
+                    kv_type=kv_type_of(kv_type),
                 )  # fmt: skip
                 return Station(k, spec)
 
@@ -154,11 +161,12 @@ def run_station(
             k,
             StationSpec(
                 LayerSpan.parse(layers, k.header.config.n_layers),
-                Residency(residency),
+                residency_of(residency),
                 budget_bytes(memory_budget),
                 kv_tokens=sum(ends.values()),
                 batch_tokens=frame.rows,
                 logits_rows={"last": len(ends), "all": frame.rows, "none": 0}[logits],
+                kv_type=kv_type_of(kv_type),
             ),
         )
         if kv is not None:

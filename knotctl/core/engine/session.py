@@ -23,7 +23,7 @@ from knotctl.core.errors import Cancelled, KnotctlError, RequestError, as_error
 from knotctl.core.kernels.threads import set_threads
 from knotctl.core.knot.reader import Knot, open_knot
 from knotctl.core.model.budget import MAX_CHUNK, RUNTIME_BYTES, Residency
-from knotctl.core.model.kv import kv_step
+from knotctl.core.model.kv import KvType, kv_step
 from knotctl.core.model.station import StationSpec
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tokens.chat import ChatTemplate
@@ -49,6 +49,7 @@ class EngineSpec:
     context: int = 8192
     max_batch: int = 16
     speculate: bool = True
+    kv_type: KvType = KvType.F32
 
 
 class Engine:
@@ -282,6 +283,7 @@ def local_stages(knot: Knot, spec: EngineSpec) -> LocalStages:
             least_kv_tokens=min(LEAST_CONTEXT, spec.context),
             batch_tokens=min(MAX_CHUNK, spec.context),
             logits_rows=spec.max_batch,
+            kv_type=spec.kv_type,
             runtime_bytes=RUNTIME_BYTES * len(span) // n_layers,
         )
         for span in layer_spans(spec.stations, n_layers)

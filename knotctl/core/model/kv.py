@@ -1,7 +1,7 @@
 """The keys and values of one session over one span of layers, in memory and as a file between two shell calls.
 
-The file (man knotctl-run-station, FILES): "KNKV", u32 JSON length, JSON, then float32 keys and values, each
-[layers, kv heads, tokens, head_dim], then their SHA-256.
+The file (man knotctl-run-station, FILES): "KNKV", u32 JSON length, JSON, then keys and values, each
+[layers, kv heads, tokens, head_dim] of float32 or float16, then their SHA-256.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from knotctl.core.atomic import write_whole
 from knotctl.core.errors import FormatError, SourceError, WrongIdentity, printable
@@ -22,6 +24,23 @@ MAGIC = b"KNKV"
 META_CAP = 4096
 
 
+class KvType(StrEnum):
+    """How a key or value is held: as it was computed, or rounded to half the bytes."""
+
+    F32 = "f32"
+    F16 = "f16"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one number."""
+        return 4 if self is KvType.F32 else 2
+
+
+_DTYPES = {KvType.F32: np.float32, KvType.F16: np.float16}
+# float32 or float16, by the type of the cache
+KvArray = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+
+
 @dataclass(frozen=True, slots=True)
 class KvShape:
     """What a session's cache is of: model, layers, and the sizes of a token's keys in a layer."""
@@ -30,11 +49,12 @@ class KvShape:
     span: LayerSpan
     n_kv_heads: int
     head_dim: int
+    kind: KvType
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values over the whole span."""
-        return 2 * len(self.span) * self.n_kv_heads * self.head_dim * 4
+        return 2 * len(self.span) * self.n_kv_heads * self.head_dim * self.kind.item_bytes
 
 
 def kv_step(limit: int) -> int:
@@ -64,9 +84,9 @@ class KvCache:
         """Bytes allocated."""
         return self._data.nbytes
 
-    def _allocate(self, tokens: int) -> Floats:
+    def _allocate(self, tokens: int) -> KvArray:
         s = self.shape
-        return np.empty((2, len(s.span), s.n_kv_heads, tokens, s.head_dim), np.float32)
+        return np.empty((2, len(s.span), s.n_kv_heads, tokens, s.head_dim), _DTYPES[s.kind])
 
     def prepare(self, position: int, count: int) -> None:
         """Make ready for tokens [position, position + count): forget what lies beyond position, make room.
@@ -79,7 +99,7 @@ class KvCache:
             grown[:, :, :, :position] = self._data[:, :, :, :position]
             self._data = grown
 
-    def store(self, layer: int, position: int, k: Floats, v: Floats) -> tuple[Floats, Floats]:
+    def store(self, layer: int, position: int, k: Floats, v: Floats) -> tuple[KvArray, KvArray]:
         """Put keys and values [tokens, kv heads, head_dim] at a position; return all of the layer's.
 
         Shapes: both returned [kv heads, capacity, head_dim].
@@ -122,8 +142,9 @@ class KvCache:
         if meta != _identity(shape):
             raise WrongIdentity(
                 "wrong-kv-file",
-                f"{path}: expected the KV of knot {shape.knot_id} layers {_identity(shape)['layers']}, "
-                f"found knot {printable(meta.get('knot_id'))} layers {printable(meta.get('layers'))}",
+                f"{path}: expected the {shape.kind} KV of knot {shape.knot_id} layers {_identity(shape)['layers']}, "
+                f"found {printable(meta.get('type'))} of knot {printable(meta.get('knot_id'))} "
+                f"layers {printable(meta.get('layers'))}",
                 hint="give each model and span its own --kv file",
             )
         body = data[8 + meta_length : -32]
@@ -133,7 +154,7 @@ class KvCache:
             raise broken
         cache = cls(shape)
         cache._data = cache._allocate(length)
-        cache._data[:] = np.frombuffer(body, np.float32).reshape(cache._data.shape)
+        cache._data[:] = np.frombuffer(body, _DTYPES[shape.kind]).reshape(cache._data.shape)
         cache.length = length
         return cache
 
@@ -144,4 +165,5 @@ def _identity(shape: KvShape) -> dict[str, object]:
         "layers": [shape.span.start, shape.span.end],
         "n_kv_heads": shape.n_kv_heads,
         "head_dim": shape.head_dim,
+        "type": str(shape.kind),
     }

@@ -14,7 +14,7 @@ from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import RUNTIME_BYTES, MemoryPlan, Residency, plan_memory
 from knotctl.core.model.config import model_config
 from knotctl.core.model.forward import Pass, Rope, Rows, forward, head
-from knotctl.core.model.kv import KvCache, KvShape, kv_step
+from knotctl.core.model.kv import KvCache, KvShape, KvType, kv_step
 from knotctl.core.model.phases import head_phase, layer_phases, rope_factors
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.arena import Arena, Floats
@@ -46,6 +46,7 @@ class StationSpec:
     batch_tokens: int = 512
     logits_rows: int = 1
     runtime_bytes: int = RUNTIME_BYTES
+    kv_type: KvType = KvType.F32
 
 
 class Station:
@@ -62,7 +63,7 @@ class Station:
         self._head = head_phase(knot, config) if spec.span.end == config.n_layers else None
         phases = [p for layer in self._layers for p in (layer.attn, layer.ffn_gate, layer.ffn_up, layer.ffn_down)]
         phases += [self._head] if self._head else []
-        self.kv_shape = KvShape(knot.id, spec.span, config.n_kv_heads, config.head_dim)
+        self.kv_shape = KvShape(knot.id, spec.span, config.n_kv_heads, config.head_dim, spec.kv_type)
         self.plan: MemoryPlan = plan_memory(
             config,
             phases,

@@ -10,6 +10,7 @@ import numpy as np
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import Residency
 from knotctl.core.model.embed import Shard, token_frame
+from knotctl.core.model.kv import KvType
 from knotctl.core.model.station import Station, StationSpec
 from knotctl.core.spans import LayerSpan, VocabSpan
 from knotctl.core.wire.frame import Frame
@@ -34,11 +35,15 @@ def run(
     shards: int = 1,
     budget: int | None = None,
     residency: Residency = Residency.FLUID,
+    kv_type: KvType = KvType.F32,
 ) -> np.ndarray:
     """Logits of every token, with the layers cut into stations at `cuts` and the prompt fed in chunks."""
     edges = [0, *cuts, knot.header.config.n_layers]
+    n = len(tokens)
     stations = [
-        Station(knot, StationSpec(LayerSpan(a, b), residency, budget, 64, len(tokens), len(tokens)))
+        Station(
+            knot, StationSpec(LayerSpan(a, b), residency, budget, 64, None, len(tokens), len(tokens), kv_type=kv_type)
+        )
         for a, b in itertools.pairwise(edges)
     ]
     out, at = [], 0

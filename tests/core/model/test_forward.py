@@ -11,6 +11,7 @@ from running import TOKENS, embed, run
 from knotctl.core.kernels.threads import get_threads, set_threads
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import Residency
+from knotctl.core.model.kv import KvType
 
 
 def test_logits_come_close_to_plain_float32_numpy(knot: Knot) -> None:
@@ -49,6 +50,13 @@ def test_the_number_of_threads_changes_no_bit(knot: Knot, threads: int) -> None:
         assert run(knot).tobytes() == whole.tobytes()
     finally:
         set_threads(before)
+
+
+def test_f16_keys_and_values_stay_close_and_are_as_invariant(knot: Knot) -> None:
+    half, full = run(knot, kv_type=KvType.F16), run(knot)
+    assert half.tobytes() != full.tobytes()
+    assert np.sqrt(((half - full) ** 2).mean()) < 0.02 * full.std()
+    assert run(knot, kv_type=KvType.F16, cuts=(1,), chunks=[7, 7, 6]).tobytes() == half.tobytes()
 
 
 def test_a_batch_of_two_requests_gives_each_what_it_gets_alone(tiny: Callable[[str], Path]) -> None:

@@ -11,7 +11,7 @@ from running import REQUEST, TOKENS, embed
 from knotctl.core.errors import BudgetError, Cancelled, Conflict, FrameError, ModelError, UsageError, WrongIdentity
 from knotctl.core.knot.reader import Knot, open_knot
 from knotctl.core.model.budget import Residency
-from knotctl.core.model.kv import KvCache
+from knotctl.core.model.kv import KvCache, KvType
 from knotctl.core.model.station import Station, StationSpec
 from knotctl.core.source.counted import CountedSource
 from knotctl.core.source.opening import open_source
@@ -165,6 +165,17 @@ def test_more_tokens_than_the_plan_holds_are_refused(knot: Knot) -> None:
     with pytest.raises(BudgetError) as e:
         s.forward(embed(knot, TOKENS))
     assert e.value.code == "kv-full"
+
+
+def test_f16_takes_half_the_bytes_and_its_files_are_not_f32s(knot: Knot, tmp_path: Path) -> None:
+    s, full = station(knot, 0, 2, kv_type=KvType.F16), station(knot, 0, 2)
+    assert 2 * s.kv_shape.token_bytes == full.kv_shape.token_bytes
+    assert 2 * s.plan.kv_bytes == full.plan.kv_bytes
+    s.forward(embed(knot, TOKENS))
+    s.sessions[REQUEST].save(tmp_path / "half.kv")
+    assert KvCache.load(tmp_path / "half.kv", s.kv_shape).length == len(TOKENS)
+    with pytest.raises(WrongIdentity, match="f32"):
+        KvCache.load(tmp_path / "half.kv", full.kv_shape)
 
 
 def test_kv_files_hold_a_session_and_are_checked_whole(knot: Knot, tmp_path: Path) -> None:
