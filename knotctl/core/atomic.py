@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import glob
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from knotctl.core.errors import SourceError, printable
+
+_GRACE_SECONDS = 10
 
 
 @contextmanager
@@ -21,15 +27,31 @@ def replacing(dest: Path) -> Iterator[BinaryIO]:
     """
     if not dest.parent.is_dir():
         raise SourceError("not-found", f"{printable(dest.parent)}: no such folder")
-    temporary = dest.with_name(f".{dest.name[:200]}.{secrets.token_hex(4)}.part")
+    # A name is at most 255 bytes, whatever it is spelled with.
+    stem = os.fsdecode(os.fsencode(dest.name)[:200])
+    temporary = dest.with_name(f".{stem}.{secrets.token_hex(4)}.part")
     try:
+        _sweep(dest.parent, stem)
         with temporary.open("x+b") as file:
+            # Where there are no locks nothing is swept either.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             put_in_place(file, temporary, dest)
     except OSError as e:
         raise cannot_write(dest, e) from e
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path, stem: str) -> None:
+    """Remove what writers of the same file left when they were killed: nobody holds the lock of it any more."""
+    for left in folder.glob(f".{glob.escape(stem)}.????????.part"):
+        with contextlib.suppress(OSError), left.open("rb") as file:
+            # a writer that has just made its file may not have locked it yet
+            if time.time() - os.fstat(file.fileno()).st_mtime > _GRACE_SECONDS:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
 
 
 def write_whole(dest: Path, *pieces: bytes | memoryview) -> None:
