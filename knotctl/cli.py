@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "warden": "warden:warden",
     "generate": "generate:generate",
     "bench": "bench:bench",
+    "warm": "warm:warm",
     "plan-coverage": "plan_coverage:plan_coverage",
     "serve": "serve:serve",
     "keys": "keys:keys",
