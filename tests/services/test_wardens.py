@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import json
 import os
@@ -398,6 +399,51 @@ def poison(node: LayerWarden, name: str) -> None:
         out[:] = data
 
     place.segment = Segment(place.range, fill)
+
+
+def test_nothing_is_left_open_by_much_use(start: Started) -> None:
+    node, server = start.layers()
+    knot = start.knot()
+    names = [name for _, names in node.cache.held for name in names][:12]
+
+    def use() -> None:
+        with behind_warden(counted(start.path), server.url, LayerSpan(0, 2)) as behind:
+            for name in names:
+                assert behind.read(name) == knot.read(name)
+        for name in names:
+            HTTP.post(f"{server.url}/invalidate/{name}", headers=headers(node))
+
+    use()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(10):
+        use()
+    gc.collect()
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)  # noqa: PTH208
+    assert node.cache.counts.bytes == 0
+
+
+@pytest.mark.model
+def test_a_real_model_s_station_holds_no_weights_beside_its_warden(
+    serve_app: Callable[..., Any], knot_of: Callable[[str], Path]
+) -> None:
+    path = knot_of("smollm2")
+    with ExitStack() as stack:
+        plain, own = (stack.enter_context(counted(path)) for _ in range(2))
+        span = LayerSpan(0, plain.header.config.n_layers)
+        node = LayerWarden(own, span, 1 << 30, lambda: counted(path))
+        server = stack.enter_context(serve_app(node.app(EdgeConfig())))
+        behind = stack.enter_context(behind_warden(counted(path), server.url, span))
+        shard = Shard(plain, VocabSpan(0, plain.header.config.vocab_size))
+        spec = StationSpec(span, kv_tokens=64, batch_tokens=8)
+        stations = [Station(k, spec) for k in (plain, behind)]
+        for position, token in enumerate([504, 3575, 282, 4649]):
+            ids = token_frame(plain.id, [token], position, bytes(16))
+            hidden = replace(merge_partials([shard.embed(ids)]), meta={})
+            first, second = (s.forward(hidden).payload.tobytes() for s in stations)
+            assert first == second
+        assert stations[0].weights.ledger.peak > 0
+        assert stations[1].weights.ledger.peak == 0
 
 
 def test_a_warden_that_is_always_wrong_is_not_asked_for_ever(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:

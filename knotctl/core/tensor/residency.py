@@ -209,15 +209,15 @@ class Weights:
 
     def _in_shared_memory(self, phase: Phase) -> dict[str, Bytes] | None:
         """Return the phase's parts where its source has them in memory, whole."""
-        ranges = merged([t.range for t in phase.tensors.values()])
-        if self._shared is None or len(ranges) != 1:
+        if self._shared is None:
             return None
-        data = self._shared.view(ranges[0].start, len(ranges[0]))
-        if data is None:
-            return None
-        block = np.frombuffer(data, np.uint8)
-        start = ranges[0].start
-        return {role: block[t.range.start - start : t.range.end - start] for role, t in phase.tensors.items()}
+        parts = {}
+        for role, t in phase.tensors.items():
+            data = self._shared.view(t.range.start, len(t.range))
+            if data is None:
+                return None
+            parts[role] = np.frombuffer(data, np.uint8)
+        return parts
 
     @contextmanager
     def loaded(self, use: PhaseUse, ranges: Sequence[ByteRange], *, tile: bool = True) -> Iterator[list[Bytes]]:

@@ -8,7 +8,7 @@ Source: seed 000 section 4.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from knotctl.core.source.cache_counts import CacheCounts
@@ -47,7 +47,7 @@ class RowLevels:
         """What each level did."""
         return [self.ram.counts, *([self.kv.counts] if self.kv else []), *self._below.counts]
 
-    def take(self, rows: Collection[int]) -> dict[int, Row]:
+    def take(self, rows: Collection[int], known: Container[int] = ()) -> dict[int, Row]:
         """Return at least these rows. Raises: SourceError."""
         found: dict[int, Row] = {}
         missing = []
@@ -105,7 +105,7 @@ class RowLevels:
         if left := [row for row in rows if row not in found]:
             found |= self._from_kv(left)
         if left := [row for row in left if row not in found]:
-            fetched = dict(self._below.take(left))
+            fetched = dict(self._below.take(left, self.ram))
             for row in sorted(fetched, key=set(left).__contains__):  # the wanted ones last: they stay longest
                 self.ram.put(row, self.record(row, fetched[row]))
             self._keep(left, fetched)

@@ -29,6 +29,9 @@ class RamRows:
     def __len__(self) -> int:
         return len(self._records)
 
+    def __contains__(self, row: object) -> bool:
+        return row in self._records
+
     def get(self, row: int) -> bytes | None:
         """Return a row's record, unchecked, and make it the last to go."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
@@ -19,8 +19,8 @@ from knotctl.core.tensor.views import TensorView, view
 
 Floats = npt.NDArray[np.float32]
 
-# A request to a store takes about as long as 64 KiB of its answer; a read of a file costs next to nothing.
-STORE_GAP_BYTES = 64 << 10
+# A request to a store takes longer than this much of its answer; a read of a file costs next to nothing.
+STORE_GAP_BYTES = 256 << 10
 STORE_REQUESTS = 8
 # The longest piece that is asked for at once, so that several requests share out a long run.
 _MAX_READ_BYTES = 4 << 20
@@ -41,8 +41,11 @@ class RowSource(Protocol):
         """What each level did; none of the knot itself."""
         ...
 
-    def take(self, rows: Collection[int]) -> Mapping[int, Row]:
-        """Return at least these rows, each one whole and right. Raises: SourceError."""
+    def take(self, rows: Collection[int], known: Container[int] = ()) -> Mapping[int, Row]:
+        """Return at least these rows, each one whole and right; `known` ones need not come along.
+
+        Raises: SourceError.
+        """
         ...
 
     def close(self) -> None:
@@ -92,10 +95,10 @@ class KnotRows:
         """None: the knot is no cache."""
         return []
 
-    def take(self, rows: Collection[int]) -> dict[int, Row]:
-        """Return at least these rows. Raises: SourceError."""
+    def take(self, rows: Collection[int], known: Container[int] = ()) -> dict[int, Row]:
+        """Return at least these rows, and none of the known ones beside. Raises: SourceError."""
         most = max(1, _MAX_READ_BYTES // self._table.row_bytes)
-        runs = coalesced(rows, self._gap, most)
+        runs = coalesced(rows, self._gap, most, known)
         found: dict[int, Row] = {}
         several = self._threads is not None and len(runs) > 1
         for part in self._threads.map(self._read, runs) if several and self._threads else map(self._read, runs):
@@ -116,11 +119,15 @@ class KnotRows:
         }
 
 
-def coalesced(rows: Collection[int], gap: int, most: int) -> list[VocabSpan]:
-    """Return runs that hold the rows: two of them in one run where at most `gap` others lie between, `most` in each."""
+def coalesced(rows: Collection[int], gap: int, most: int, known: Container[int] = ()) -> list[VocabSpan]:
+    """Return runs that hold the rows, at most `most` in each.
+
+    Two are in one run where at most `gap` others lie between them, none of which is known.
+    """
     runs: list[VocabSpan] = []
     for row in sorted(set(rows)):
-        if runs and row - runs[-1].end <= gap and row + 1 - runs[-1].start <= most:
+        near = runs and row - runs[-1].end <= gap and row + 1 - runs[-1].start <= most
+        if near and not any(between in known for between in range(runs[-1].end, row)):
             runs[-1] = VocabSpan(runs[-1].start, row + 1)
         else:
             runs.append(VocabSpan(row, row + 1))

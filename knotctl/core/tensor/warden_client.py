@@ -96,9 +96,9 @@ class WardenClient:
             piece[:] = body
         return True
 
-    def post(self, path: str, document: Mapping[str, object]) -> bytes:
+    def post(self, path: str, document: Mapping[str, object], *, extra_seconds: float = 0.0) -> bytes:
         """Return the reply to a document. Raises: SourceError, WrongIdentity."""
-        return self._call("POST", path, {200}, document).body
+        return self._call("POST", path, {200}, document, extra_seconds=extra_seconds).body
 
     def invalidate(self, path: str, document: Mapping[str, object] | None = None) -> None:
         """Have the warden forget something, without waiting for it."""
@@ -147,10 +147,12 @@ class WardenClient:
         expected: Iterable[int],
         document: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
+        *,
+        extra_seconds: float = 0.0,
     ) -> Reply:
         body = b"" if document is None else json.dumps(document).encode()
         fields = {**self._identity, **(headers or {})}
-        seconds = ROW_SECONDS if self.kind == "row" else CALL_SECONDS
+        seconds = (ROW_SECONDS if self.kind == "row" else CALL_SECONDS) + extra_seconds
         reply = self._peer.call(method, path, body, seconds=seconds, headers=fields)
         if reply.status == 409:
             raise WrongIdentity("wrong-identity", f"{self.url}: it is another model's warden now, or of other layers")

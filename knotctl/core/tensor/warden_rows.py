@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 
 from knotctl.core.source.cache_counts import CacheCounts
 from knotctl.core.tensor.records import RecordKind, open_record, split_records
@@ -10,6 +10,8 @@ from knotctl.core.tensor.rows import Row, RowSource
 from knotctl.core.tensor.views import TensorView
 from knotctl.core.tensor.warden_client import WardenClient
 
+# A row that the warden has to fetch for us, among others that it fetches at once.
+_COLD_ROW_SECONDS = 0.02
 # What a warden takes at once: more than a prompt has distinct rows of one shard.
 ROWS_AT_ONCE = 4096
 # And what is asked for at once: well below the largest answer that a call takes.
@@ -31,7 +33,7 @@ class WardenRows:
         """What the warden was good for."""
         return [self._counts]
 
-    def take(self, rows: Collection[int]) -> Mapping[int, Row]:
+    def take(self, rows: Collection[int], known: Container[int] = ()) -> Mapping[int, Row]:
         """Return at least these rows. Raises: SourceError where the knot cannot be read either."""
         found: dict[int, Row] = {}
         asked = sorted(set(rows))
@@ -41,7 +43,7 @@ class WardenRows:
         self._counts.add("hits", len(found))
         left = [row for row in asked if row not in found]
         self._counts.add("misses", len(left))
-        return found | dict(self._below.take(left)) if left else found
+        return found | dict(self._below.take(left, known)) if left else found
 
     def close(self) -> None:
         """Close the warden's connections and what lies below."""
@@ -49,7 +51,11 @@ class WardenRows:
         self._below.close()
 
     def _ask(self, rows: list[int]) -> dict[int, Row]:
-        reply = self._client.attempt(lambda: split_records(self._client.post("/tensors", {"rows": rows}), len(rows)))
+        reply = self._client.attempt(
+            lambda: split_records(
+                self._client.post("/tensors", {"rows": rows}, extra_seconds=len(rows) * _COLD_ROW_SECONDS), len(rows)
+            )
+        )
         if reply is None:
             self._counts.add("errors")
             return {}

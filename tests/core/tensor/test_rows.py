@@ -196,7 +196,7 @@ def test_a_failed_read_fails_those_who_wait_for_it_and_nobody_after(
 ) -> None:
     levels = make()
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise SourceError("read-failed", "as told")
 
     with monkeypatch.context() as m:
@@ -239,8 +239,21 @@ def test_near_rows_come_in_one_read_and_those_between_are_kept(knot: Knot) -> No
     levels.close()
 
 
-@given(st.lists(st.integers(0, 99)), st.integers(0, 9), st.integers(1, 30))
-def test_runs_hold_all_rows_and_no_gap_is_wider(rows: list[int], gap: int, most: int) -> None:
+def test_every_row_is_fetched_once_in_whatever_order_they_are_asked_for(knot: Knot) -> None:
+    source: Any = knot.source
+    table = embedding_table(knot)
+    levels = RowLevels(knot.id, table, KnotRows(source, table, gap_bytes=8 * table.row_bytes))
+    rows = np.random.default_rng(3).permutation(table.rows).tolist()
+    for at in range(0, len(rows), 7):
+        levels.take(rows[at : at + 7])
+    assert source.bytes == table.rows * table.row_bytes
+    levels.close()
+
+
+@given(st.lists(st.integers(0, 99)), st.integers(0, 9), st.integers(1, 30), st.sets(st.integers(0, 99)))
+def test_runs_hold_all_rows_and_no_gap_is_wider(rows: list[int], gap: int, most: int, known: set[int]) -> None:
+    runs = coalesced(rows, gap, most, known - set(rows))
+    assert not {r for run in runs for r in range(run.start, run.end)} & known - set(rows)
     runs = coalesced(rows, gap, most)
     inside = [row for run in runs for row in range(run.start, run.end)]
     assert len(inside) == len(set(inside))

@@ -116,6 +116,15 @@ def test_a_fill_that_fails_leaves_nothing_open() -> None:
     assert open_files() == before
 
 
+def test_a_segment_that_nobody_closes_leaves_nothing_open() -> None:
+    before = open_files()
+    segment = filled()
+    assert open_files() > before
+    del segment
+    gc.collect()
+    assert open_files() == before
+
+
 def test_where_memory_cannot_be_sealed_it_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "CAN_SEAL", False)
     segment = filled()
