@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from knotctl.cli import main
-from knotctl.core.source.http_call import Peer
 from knotctl.core.engine.mesh import Mesh
 from knotctl.core.engine.recovery import Replicas
 from knotctl.core.errors import KnotError, ModelError
@@ -29,6 +28,7 @@ from knotctl.core.model.embed import Shard, token_frame
 from knotctl.core.model.station import Station, StationSpec
 from knotctl.core.qtypes import COMPUTABLE, QTYPES
 from knotctl.core.source.counted import CountedSource
+from knotctl.core.source.http_call import Peer
 from knotctl.core.source.kv import open_kv
 from knotctl.core.source.opening import open_source
 from knotctl.core.spans import LayerSpan, VocabSpan
