@@ -1,7 +1,11 @@
-"""Trackers as processes that share a database and are killed at any moment: the books say what happened."""
+"""Trackers as processes that share a database and are killed at any moment: the books say what happened.
+
+KNOTCTL_KILLED_REQUESTS and KNOTCTL_KILLS make it longer.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -18,8 +22,8 @@ from knotctl.core.cluster.sweeper import Sweeper
 from knotctl.core.cluster.tables import LEDGER
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
-REQUESTS = 120
-KILLS = 3
+REQUESTS = int(os.environ.get("KNOTCTL_KILLED_REQUESTS", "120"))
+KILLS = int(os.environ.get("KNOTCTL_KILLS", "3"))
 
 
 class Worker:

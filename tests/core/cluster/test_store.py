@@ -198,3 +198,32 @@ def test_a_unit_that_fails_leaves_nothing(database: Database) -> None:
 
     assert code_of(lambda: database.write(unit)) == "stop"
     assert database.read(lambda c: c.scalar(sa.select(tables.accounts.c.balance).filter_by(account_id="ghost"))) is None
+
+
+def test_a_paused_tracker_keeps_nobody_waiting_for_the_rows_it_locked(
+    postgres: PrivatePostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, paused, let_go = postgres.new_database(), threading.Event(), threading.Event()
+    with open_database(url, LEDGER) as database:
+        ledger = open_books(database)
+        monkeypatch.setattr(store, "_POSTGRES", "-c idle_in_transaction_session_timeout=300ms")
+        with open_database(url, LEDGER) as stopped:
+            runs = []
+
+            def unit(c: sa.Connection) -> None:
+                row = sa.select(tables.accounts).where(tables.accounts.c.account_id == "alice")
+                c.execute(row.with_for_update()).one()
+                runs.append(c)
+                if len(runs) == 1:
+                    paused.set()
+                    let_go.wait(30)  # as under SIGSTOP, in the middle of a transaction
+                c.execute(row).one()
+
+            thread = threading.Thread(target=stopped.write, args=(unit,))
+            thread.start()
+            assert paused.wait(10)
+            assert ledger.reserve("alice", "r1", MODEL, Usage(5, 20))[1]
+            let_go.set()
+            thread.join(30)
+            # It found its transaction ended, and did the unit again.
+            assert len(runs) == 2
