@@ -6,6 +6,7 @@ Written for the station hop, where a client that knows of sockets only costs a t
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import threading
@@ -23,8 +24,8 @@ _TICK_SECONDS = 0.05
 _CONNECT_SECONDS = 2.0
 _READ_BYTES = 1 << 18
 _HEAD_FIELDS = 100
-# Below the 30 s after which our own servers close a connection that nothing came over.
-_IDLE_SECONDS = 20.0
+# Below the 10 s after which our own servers give up a connection that nothing came over.
+_IDLE_SECONDS = 8.0
 
 
 class TransportError(SourceError):
@@ -55,7 +56,7 @@ class _Parser:
         self.done = False
         self.keep = False
         self._cap = cap
-        self._size = 0
+        self._size = self._fields = 0
         self._parts: list[bytes] = []
         self._http = httptools.HttpResponseParser(self)
 
@@ -63,7 +64,8 @@ class _Parser:
         self._http.feed_data(data)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.reply.headers) >= _HEAD_FIELDS:
+        self._fields += 1
+        if self._fields > _HEAD_FIELDS:
             raise ValueError("too many header fields")
         self.reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -150,7 +152,7 @@ class Peer:
                 if not self._idle:
                     return None
                 connection, since = self._idle.pop()
-            if time.monotonic() - since < _IDLE_SECONDS:
+            if time.monotonic() - since < _IDLE_SECONDS and not _spoke(connection):
                 return connection
             connection.close()
 
@@ -222,3 +224,13 @@ class Peer:
         check()
         if time.monotonic() > end:
             raise TransportError("timeout", self.url, "no whole answer in time", sent=sent)
+
+
+def _spoke(connection: socket.socket) -> bool:
+    """Return whether bytes, or the end, came over a connection that nothing was asked on: no answer to what is next.
+
+    A server that has waited too long for another request says so (408) before it closes.
+    """
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
