@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +55,9 @@ def serve(
     processes: Annotated[
         bool, typer.Option("--processes", help="A process for each shard and station; started again when it dies.")
     ] = False,
+    wardens: Annotated[
+        bool, typer.Option("--wardens", help="With --processes: a row and a layer warden in front of the knot.")
+    ] = False,
     shard_at: Annotated[
         list[str] | None, typer.Option("--shard-at", metavar="URL[,URL]", help="A shard elsewhere, and its replicas.")
     ] = None,
@@ -63,6 +67,9 @@ def serve(
     degrade: Annotated[
         bool,
         typer.Option("--degrade", help="Zeros for rows that neither a shard nor the knot has, named in the reply."),
+    ] = False,
+    head_on_shards: Annotated[
+        bool, typer.Option("--head-on-shards", help="Logits by the shards, each of its ids; none by the last station.")
     ] = False,
     token_file: TokenFile = None,
     tls_cert: TlsCert = None,
@@ -84,7 +91,8 @@ def serve(
 
     With --processes the model runs in 8 shard and 2 station processes, or as many as --shards and --stations say; with
     --shard-at and --station-at, each given once for every shard and station in order, in processes started elsewhere. A
-    stream survives the death of any of them, token for token.
+    stream survives the death of any of them, token for token. With --wardens two more processes cache rows and layers
+    for them: a knot at a store is fetched once, and the stations share one copy of the weights.
 
     With --json one document is printed when the server listens: its url, model, knot_id and pid; with --demo the answer
     too, once it has come.
@@ -94,6 +102,7 @@ def serve(
     $ knotctl serve --demo
     $ knotctl serve model.gguf --port 8080 --memory-budget 1GiB
     $ knotctl serve model.knot --processes --shards 8 --stations 0:14,14:28
+    $ knotctl serve s3://models/model.knot --processes --wardens
     $ KNOTCTL_API_KEY=$(openssl rand -hex 24) knotctl serve model.knot --host 0.0.0.0
     """
     from knotctl.services.keys import check_exposure, load_keys
@@ -107,6 +116,8 @@ def serve(
     elsewhere = bool(shard_at or station_at)
     if processes and elsewhere:
         raise UsageError("usage", "serve: --processes starts its own; --shard-at and --station-at are others")
+    if wardens and not processes:
+        raise UsageError("usage", "serve: --wardens goes with --processes; others are named at each shard and station")
     keys = load_keys(api_key_file)
     check_exposure(host, keys)
     tls = tls_files(tls_cert, tls_key)
@@ -121,13 +132,13 @@ def serve(
             spec = stack.enter_context(
                 own_processes(
                     knot, shards=n_shards, stations=parts, context=context, memory_budget=budget_bytes(memory_budget),
-                    residency=residency, threads=threads, degrade=degrade, log_json=log_json,
+                    residency=residency, threads=threads, degrade=degrade, log_json=log_json, wardens=wardens,
                 )
             )  # fmt: skip
-            engine = cluster_engine(knot, spec, context)
+            engine = cluster_engine(knot, replace(spec, head_on_shards=head_on_shards), context)
         elif elsewhere:
             spec = given_nodes(shard_at or [], station_at or [], token_file, tls_ca, degrade=degrade)
-            engine = cluster_engine(knot, spec, context)
+            engine = cluster_engine(knot, replace(spec, head_on_shards=head_on_shards), context)
         else:
             engine = _open(knot, n_shards, parts, context, memory_budget, residency, threads)
         with engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 @contextmanager
 def own_processes(
     knot: str, *, shards: int, stations: str, context: int, memory_budget: int | None, residency: str,
-    threads: int | None, degrade: bool, log_json: bool,
+    threads: int | None, degrade: bool, log_json: bool, wardens: bool = False,
 ) -> Iterator[ClusterSpec]:  # fmt: skip
-    """Start a process for each shard and station, and yield where they are; they end with the block."""
+    """Start a process for each shard and station, and yield where they are; they end with the block.
+
+    With wardens, a row warden stands between the shards and the knot, and a layer warden between the stations and it.
+    """
     from knotctl.commands.warming import warm_kernels
     from knotctl.core.engine.pipeline import layer_spans
     from knotctl.core.engine.remote import ClusterSpec
@@ -33,24 +36,37 @@ def own_processes(
     with open_knot(knot) as k:
         n_layers = k.header.config.n_layers
     parts = layer_spans(int(stations) if stations.isdecimal() else spans(stations), n_layers)
-    logs = ["--log-json"] if log_json else []
-    commands = {
-        f"shard {i}": ["shard-embed", knot, "--shard", f"{i}/{shards}", "--serve", *logs] for i in range(shards)
-    }
-    for i, span in enumerate(parts):
-        argv = ["run-station", knot, "--layers", str(span), "--serve", "--residency", residency, "-c", str(context)]
-        if memory_budget is not None:
-            # each station's part of the budget follows from its layers, as in one process
-            argv += ["--memory-budget", str(memory_budget * len(span) // n_layers)]
-        if threads is not None:
-            argv += ["--threads", str(threads)]
-        commands[f"station {i}"] = argv + logs
-    # here, where its progress is seen, and once, not by every station for itself
-    warm_kernels()
     # a token nobody else knows: other users of this machine can reach loopback too
     token = secrets.token_hex(24)
-    say(f"knotctl: starting {shards} shard and {len(parts)} station processes …")
-    with Supervisor(commands, {TOKEN_VARIABLE: token}) as supervisor:
+    environment = {TOKEN_VARIABLE: token}
+    logs = ["--log-json"] if log_json else []
+    with ExitStack() as stack:
+        behind: list[list[str]] = [[], []]
+        if wardens:
+            kinds = {"row warden": "--rows", "layer warden": "--layers"}
+            caches = {name: ["warden", knot, kind, ":", *logs] for name, kind in kinds.items()}
+            say("knotctl: starting a row warden and a layer warden …")
+            own = stack.enter_context(Supervisor(caches, environment))
+            behind = [["--warden", c.url] for c in own.children]
+            # what the warden holds is multiplied with where it lies: a copy of one's own would only take room
+            residency = "fluid" if residency == "auto" else residency
+        commands = {
+            f"shard {i}": ["shard-embed", knot, "--shard", f"{i}/{shards}", "--serve", *behind[0], *logs]
+            for i in range(shards)
+        }
+        for i, span in enumerate(parts):
+            argv = ["run-station", knot, "--layers", str(span), "--serve", "--residency", residency, "-c", str(context)]
+            argv += behind[1]
+            if memory_budget is not None:
+                # each station's part of the budget follows from its layers, as in one process
+                argv += ["--memory-budget", str(memory_budget * len(span) // n_layers)]
+            if threads is not None:
+                argv += ["--threads", str(threads)]
+            commands[f"station {i}"] = argv + logs
+        # here, where its progress is seen, and once, not by every station for itself
+        warm_kernels()
+        say(f"knotctl: starting {shards} shard and {len(parts)} station processes …")
+        supervisor = stack.enter_context(Supervisor(commands, environment))
         urls = [[c.url] for c in supervisor.children]
         yield ClusterSpec(urls[:shards], urls[shards:], token=token, degrade=degrade)
 

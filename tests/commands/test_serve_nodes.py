@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from knotctl.cli import main
+from knotctl.core.caches import cache_folder
 from knotctl.core.engine.session import Engine, EngineSpec
 
 ROOT = Path(__file__).parents[2]
@@ -59,10 +60,16 @@ def wait_until_ready(url: str, **options: Any) -> None:
         time.sleep(0.05)
 
 
-def test_the_script_puts_a_cluster_together_and_takes_it_apart(knot: str, expected: str) -> None:
+@pytest.mark.parametrize("wardens", ["", "1"])
+def test_the_script_puts_a_cluster_together_and_takes_it_apart(
+    knot: str, expected: str, tmp_path: Path, wardens: str
+) -> None:
+    # a cache folder of its own, with the kernels, which take a minute to compile
+    (tmp_path / "kernels").symlink_to(cache_folder("kernels"))
     process, about = started(
         str(ROOT / "fixtures" / "cluster.sh"), knot, "0",
         KNOTCTL=str(Path(sys.executable).parent / "knotctl"), SHARDS="3", STATIONS="0:1 1:2 2:3",
+        WARDENS=wardens, KNOTCTL_CACHE_DIR=str(tmp_path),
     )  # fmt: skip
     try:
         wait_until_ready(about["url"])

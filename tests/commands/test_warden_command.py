@@ -17,6 +17,7 @@ import pytest
 from store_doubles import free_port, point_s3_at, program, put_s3, serve
 
 from knotctl.cli import main
+from knotctl.core.caches import cache_folder
 from knotctl.core.knot.reader import open_knot
 from knotctl.core.model.embed import Shard
 from knotctl.core.source.counted import CountedSource
@@ -247,3 +248,65 @@ def test_beyond_this_machine_a_token_is_needed(
 )
 def test_what_makes_no_sense_is_refused(tiny: Callable[[str], Path], options: list[str]) -> None:
     assert main(["warden", str(tiny("tiny")), *options]) == 2
+
+
+# ---- a cluster
+
+
+def child_arguments(pid: int) -> list[list[str]]:
+    """The command lines of a process's children."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid:
+                found.append((folder / "cmdline").read_text().split("\0"))
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile
+    return found
+
+
+def test_a_cluster_from_a_store_reads_it_once_and_nothing_for_warm_tokens(
+    stored: str, tiny: Callable[[str], Path], tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    expected = greedy(start("serve", str(tiny("tiny")), "--port", "0", "--alias", "m").url)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    # all but the compiled kernels, which take a minute to make
+    (cache / "kernels").symlink_to(cache_folder("kernels"))
+    argv = ["serve", stored, "--processes", "--wardens", "--shards", "3", "--stations", "2", "--port", "0"]
+    served = start(*argv, "--alias", "m", KNOTCTL_CACHE_DIR=str(cache))
+    assert greedy(served.url) == expected
+    workers = [a for a in child_arguments(served.about["pid"]) if "--warden" in a]
+    assert len(workers) == 5
+    wardens = {a[a.index("--warden") + 1] for a in workers}
+    assert len(wardens) == 2
+    token = next(
+        x.partition("=")[2]
+        for folder in Path("/proc").glob("[0-9]*")
+        if str(served.about["pid"]) in (folder / "stat").read_text().rpartition(")")[2].split()[1:2]
+        for x in (folder / "environ").read_text().split("\0")
+        if x.startswith("KNOTCTL_CLUSTER_TOKEN=")
+    )
+
+    def metrics() -> dict[str, float]:
+        found: dict[str, float] = {}
+        for url in wardens:
+            text = httpx2.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
+            for line in text.splitlines():
+                if line.startswith(("knot_cache_hits", "knot_store_read_bytes")):
+                    found[line.rpartition(" ")[0]] = found.get(line.rpartition(" ")[0], 0) + float(line.split()[-1])
+        return found
+
+    cold = metrics()
+    assert greedy(served.url) == expected
+    warm = metrics()
+    assert warm["knot_store_read_bytes_total"] == cold["knot_store_read_bytes_total"], "no store reads a warm token"
+    assert cold['knot_cache_hits_total{tier="layers"}'] > 0
+    assert served.end()[0] == 0
+
+
+def greedy(url: str) -> str:
+    body = {"model": "m", "prompt": "hello", "max_tokens": 12, "temperature": 0}
+    reply = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+    return str(reply.json()["choices"][0]["text"])
