@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from typing import Annotated
 
 import typer
@@ -78,6 +77,12 @@ for _name, _target in COMMANDS.items():
         app.command(_name)(_command)
 
 
+def _print_traceback() -> None:
+    import traceback  # 6 ms that no start without an error pays for
+
+    traceback.print_exc()
+
+
 def main(argv: list[str]) -> int:
     """Run one command line and return its exit status; nothing but the status leaves this function.
 
@@ -98,7 +103,7 @@ def main(argv: list[str]) -> int:
         return 2
     except KnotctlError as e:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         print_error(e, as_json)
         return e.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -109,7 +114,7 @@ def main(argv: list[str]) -> int:
         return 141
     except Exception as e:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         hint = None if debug else "this is a bug in knotctl: run again with --debug and report the traceback"
         print_error(KnotctlError("internal", f"{type(e).__name__}: {e}", hint=hint), as_json)
         return 70

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ import typer
 
 from knotctl.commands.console import print_json, print_table, progress, say
 from knotctl.commands.options import EndpointUrl
+from knotctl.commands.signals import sigterm_interrupts
 
 
 def encode(
@@ -70,7 +69,7 @@ def encode(
         _show_layout(src, target, vocab_size, json)
         return
     with (
-        _sigterm_interrupts(),
+        sigterm_interrupts(),
         _placed(target, src, force) as path,
         open_gguf(src) as model,
         progress(printable(target, 40), work_bytes(model)) as advance,
@@ -137,6 +136,8 @@ def _placed(target: str, src: str, force: bool) -> Iterator[Path]:
         return
     if not target.startswith("s3://"):
         raise UsageError("unsupported-scheme", f"{printable(target)}: expected a path or s3://bucket/key")
+    import tempfile
+
     from knotctl.core.source.upload import check_object, upload_file
 
     check_object(target, force=force)
@@ -145,17 +146,3 @@ def _placed(target: str, src: str, force: bool) -> Iterator[Path]:
         yield path
         with progress(f"send {printable(target, 40)}", path.stat().st_size) as advance:
             upload_file(path, target, force=force, advance=advance)
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Have SIGTERM end the work as Ctrl-C does: by an exception, so that the half-written file is taken away."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
