@@ -60,7 +60,7 @@ def cluster(
     *,
     shards: int = 3,
     stations: Sequence[tuple[int, int]] = ((0, 1), (1, 3)),
-    batch: int = 64,
+    batch: int = 128,
     context: int = 512,
 ) -> Iterator[Cluster]:
     with ExitStack() as stack:

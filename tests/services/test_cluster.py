@@ -49,6 +49,15 @@ def test_a_route_of_stations_gives_the_steps_of_one_process(
     assert len({s.token for s in steps}) > 3
 
 
+@pytest.mark.parametrize("params", [GREEDY, PENALISED, BIASED], ids=["greedy", "penalised, logprobs", "biased"])
+def test_the_shards_heads_give_the_steps_of_the_tails(nodes: Cluster, local: Engine, params: SamplingParams) -> None:
+    with nodes.engine(head_on_shards=True) as engine:
+        for prompt in (PROMPT, [(i * 37) % 390 for i in range(200)], [*range(20, 40), *range(20, 40), 20, 21]):
+            streams = [engine.submit(prompt, params, 20, ignore_stop=True) for _ in range(2)]
+            expected = list(local.submit(prompt, params, 20, ignore_stop=True))
+            assert [list(s) for s in streams] == [expected, expected]
+
+
 def test_drafts_are_verified_at_the_tail_as_here(local: Engine, remote: Engine) -> None:
     prompt = [*range(20, 40), *range(20, 40), *range(20, 26)]
     for params in (GREEDY, SamplingParams(temperature=0.3, seed=2, presence_penalty=0.5)):
@@ -118,7 +127,9 @@ def test_sampling_that_cannot_work_is_refused_before_it_leaves(remote: Engine) -
     assert e.value.code == "bad-token-id"
 
 
-def test_nodes_that_are_not_this_model_whole_are_refused(nodes: Cluster, tiny: Callable[[str], Path]) -> None:
+def test_nodes_that_are_not_this_model_whole_are_refused(
+    nodes: Cluster, tiny: Callable[[str], Path], serve_app: Callable[..., Any]
+) -> None:
     a, b = nodes.stations
     for shards, stations, code in (
         (nodes.shards[:2], [a, b], "bad-shards"),
@@ -129,6 +140,9 @@ def test_nodes_that_are_not_this_model_whole_are_refused(nodes: Cluster, tiny: C
         with pytest.raises(UsageError) as e:
             nodes.engine(shards=[[u] for u in shards], stations=[[u] for u in stations])
         assert e.value.code == code
+    small = cluster(str(nodes.knot.source.name), serve_app, shards=1, stations=((0, 3),), batch=127)
+    with small as own, pytest.raises(UsageError, match="frames of 127 tokens"):
+        own.engine()
     from knotctl.core.knot.reader import open_knot
 
     with open_knot(str(tiny("tiny-llama"))) as other, pytest.raises(WrongIdentity):

@@ -164,7 +164,7 @@ def test_bytes_that_are_no_frame_are_refused(nodes: Cluster, session: bytes) -> 
     assert code(post(url, b"")) == (400, "truncated")
     assert code(post(url, body, **{"content-type": "application/json"})) == (415, "bad-content-type")
     assert httpx2.post(f"{url}/forward", content=body, headers={"content-type": FRAME_TYPE}).status_code == 401
-    many = hidden(nodes, session, [1] * 65)
+    many = hidden(nodes, session, [1] * 129)
     assert code(post(url, many)) == (400, "batch-too-long")
 
 

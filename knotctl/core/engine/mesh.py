@@ -15,13 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from knotctl.core.engine.choose import Ask, Chosen, choose_all
 from knotctl.core.engine.hop import RemoteError, send_frame
 from knotctl.core.engine.recovery import Replicas
 from knotctl.core.errors import Cancelled, FrameError, KnotctlError
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.embed import Shard
+from knotctl.core.model.shard_head import ShardHead, merge_logits, merge_tops
 from knotctl.core.source.http_call import Peer
 from knotctl.core.spans import VocabSpan
+from knotctl.core.tokens.sampler import Sampled
 from knotctl.core.wire.frame import Frame, check_finite, encode_frame
 from knotctl.core.wire.layout import WIRE_LIMITS, Kind
 from knotctl.core.wire.merge import merge_partials, partial_meta
@@ -45,6 +48,7 @@ class Mesh:
         self._direct = direct
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, len(self._shards)), "knotctl-mesh")
+        self._heads: dict[int, ShardHead] = {}
         self.failures = [0] * len(self._shards)
         self.direct_reads = 0
         self.degraded_rows = 0
@@ -72,6 +76,35 @@ class Mesh:
         self.degraded_rows += sum(end - start for _, start, end in merged.meta.get("zeroed", []))
         return merged
 
+    def choose(self, hidden: Frame, asks: Sequence[Ask], check: Callable[[], None]) -> list[Chosen]:
+        """Return the tokens asked for, out of the logits of every shard's own ids: the head without a tail that has it.
+
+        Shapes: hidden [sum of the asks' rows, hidden_size], before the output norm, in the order of the asks.
+        Raises: the error of the first shard that failed in every way.
+        """
+        greedy = all(_is_plain(ask, self._knot.header.config.vocab_size) for ask in asks)
+        frame = replace(hidden, meta={"top": 1 if greedy else "all"})
+
+        def top(index: int) -> Frame:
+            span = self._shards[index][0]
+
+            def accept(url: str, answer: Frame | None) -> Frame:
+                return _checked_top(url, span, frame, answer)
+
+            return self._ask(index, "/cobordism-head", frame, accept, check, lambda: self._head(index).top(frame))
+
+        tops = list(self._pool.map(top, range(len(self._shards))))
+        if not greedy:
+            return choose_all(merge_logits(tops), asks)
+        rows = iter(merge_tops(tops, 1))
+        return [_accepted([next(rows)[0][0] for _ in range(ask.rows)], ask) for ask in asks]
+
+    def _head(self, index: int) -> ShardHead:
+        with self._lock:
+            if index not in self._heads:
+                self._heads[index] = ShardHead(self._knot, self._shards[index][0])
+            return self._heads[index]
+
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
@@ -83,13 +116,32 @@ class Mesh:
             return e
 
     def _partial(self, index: int, tokens: Frame, check: Callable[[], None]) -> Frame:
-        span, replicas = self._shards[index]
-        body = encode_frame(tokens, limits=WIRE_LIMITS)
+        span = self._shards[index][0]
+
+        def accept(url: str, frame: Frame | None) -> Frame:
+            return self._checked(url, span, tokens, frame)
+
+        return self._ask(
+            index, "/cobordism-embed", tokens, accept, check, lambda: Shard(self._knot, span).embed(tokens)
+        )
+
+    def _ask(
+        self,
+        index: int,
+        path: str,
+        frame: Frame,
+        accept: Callable[[str, Frame | None], Frame],
+        check: Callable[[], None],
+        direct: Callable[[], Frame],
+    ) -> Frame:
+        """Return the first good answer of a shard's replicas, or what comes straight from the knot."""
+        _, replicas = self._shards[index]
+        body = encode_frame(frame, limits=WIRE_LIMITS)
         error: KnotctlError | None = None
         for url in replicas.order():
             try:
-                answer = send_frame(self._peers(url), "/cobordism-embed", body, seconds=self._seconds, check=check)
-                partial = self._checked(url, span, tokens, answer.frame)
+                answer = send_frame(self._peers(url), path, body, seconds=self._seconds, check=check)
+                accepted = accept(url, answer.frame)
             except RemoteError as e:
                 if 400 <= e.status < 500 and e.status not in (404, 408, 409, 422, 429):
                     raise  # what this shard says of the request, others would say too
@@ -100,12 +152,12 @@ class Mesh:
             else:
                 with self._lock:
                     replicas.restore(url)
-                return partial
+                return accepted
         if self._direct:
             with self._lock:
                 self.direct_reads += 1
-            return Shard(self._knot, span).embed(tokens)
-        raise error or KnotctlError("internal", f"shard {span}: no replicas")
+            return direct()
+        raise error or KnotctlError("internal", f"shard {index}: no replicas")
 
     def _checked(self, url: str, span: VocabSpan, tokens: Frame, partial: Frame | None) -> Frame:
         """Return a shard's answer if it is one to these tokens, whatever it says of itself."""
@@ -127,6 +179,33 @@ class Mesh:
         except FrameError as e:
             raise RemoteError(e.code, f"{url}: {e.message}", url=url) from e
         return partial
+
+
+def _checked_top(url: str, span: VocabSpan, asked: Frame, answer: Frame | None) -> Frame:
+    """Return a shard's highest logits if they are those of its ids for what was sent."""
+    width = len(span) if asked.meta["top"] == "all" else min(int(asked.meta["top"]), len(span))
+    if (
+        answer is None
+        or answer.kind is not Kind.LOGITS
+        or answer.segments != asked.segments
+        or (answer.knot_id, answer.width) != (asked.knot_id, width)
+        or answer.meta.get("vocab") != [span.start, span.end]
+    ):
+        raise RemoteError("bad-answer", f"{url}: not the logits of shard {span} for what was sent", url=url)
+    return answer
+
+
+def _is_plain(ask: Ask, vocab_size: int) -> bool:
+    """Return whether the likeliest token is all that an ask needs to know."""
+    p = ask.params
+    plain = p.temperature == 0 and not p.logit_bias and p.logprobs is None and not ask.counts_history
+    return plain and ask.choices == vocab_size
+
+
+def _accepted(tokens: Sequence[int], ask: Ask) -> Chosen:
+    """Return the likeliest tokens up to the first that is not what the draft went on with."""
+    right = next((i for i, d in enumerate(ask.draft) if tokens[i] != d), len(ask.draft))
+    return [Sampled(t, None, []) for t in tokens[: right + 1]]
 
 
 def _nothing(tokens: Frame, width: int) -> Frame:

@@ -15,6 +15,8 @@ from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan, VocabSpan
 
 _ASK_SECONDS = 5.0
+# A pass that many requests share goes in one frame: a piece of a prompt, and of each other request a token and a draft.
+LEAST_BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,12 @@ def discover(
             raise WrongIdentity(
                 "wrong-identity", f"{node.url}: expected knot {knot.id}, found {printable(node.knot_id, 40)}"
             )
+        if node.role in ("entry", "middle", "exit", "whole") and node.batch_tokens < LEAST_BATCH:
+            raise UsageError(
+                "bad-stations",
+                f"{node.url}: takes frames of {node.batch_tokens} tokens; expected at least {LEAST_BATCH}",
+                hint="run-station --batch",
+            )  # fmt: skip
     config = knot.header.config
     for what, group, size in (("shards", found[0], config.vocab_size), ("stations", found[1], config.n_layers)):
         spans = [replicas[0].spans[0] for replicas in group if replicas]

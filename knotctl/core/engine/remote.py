@@ -12,12 +12,14 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any
+
+import numpy as np
 
 from knotctl.core.engine.choose import Ask, Chosen, parse_sampled
 from knotctl.core.engine.hop import Answer, RemoteError, send_frame
@@ -28,7 +30,7 @@ from knotctl.core.errors import Cancelled, FrameError, KnotctlError
 from knotctl.core.knot.reader import Knot
 from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan
-from knotctl.core.wire.frame import Frame, encode_frame
+from knotctl.core.wire.frame import Frame, Segment, encode_frame
 from knotctl.core.wire.layout import WIRE_LIMITS, Kind
 
 # The longest that a pass may take; a node that hangs is found long before, because it answers no probe.
@@ -60,7 +62,9 @@ _LOST = frozenset(
 class ClusterSpec:
     """Where a model's shards and stations are: of each, in order, the URLs of its replicas.
 
-    `direct` lets rows be read from the knot where a shard fails, `degrade` lets them be zeros where that fails too.
+    `head_on_shards` has the logits made by the shards, each of its own ids, in place of the last station, which then
+    needs no memory for the head. `direct` lets rows be read from the knot where a shard fails, `degrade` lets them be
+    zeros where that fails too.
     """
 
     shards: Sequence[Sequence[str]]
@@ -69,6 +73,7 @@ class ClusterSpec:
     tls: ssl.SSLContext | None = None
     degrade: bool = False
     direct: bool = True
+    head_on_shards: bool = False
     wait_seconds: float = 120.0
 
 
@@ -102,7 +107,7 @@ class RemoteStages:
         self._retries = 0
         self.zeroed: list[tuple[bytes, int, int]] = []
         self._dropped: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
-        self._stats = _held(stations)
+        self._abouts = [{a.url: a for a in abouts} for abouts in stations]
         self._closed = threading.Event()
         self._chores = [
             threading.Thread(target=self._drop_all, name="knotctl-drop", daemon=True),
@@ -119,20 +124,27 @@ class RemoteStages:
         route = [stage.order()[0] for stage in self._stages]
         self.zeroed = []
         try:
-            answer = self._pass(tokens, asks, route, check)
-            if not asks:
-                return []
-            if answer is None or answer.kind is not Kind.SAMPLED or answer.knot_id != tokens.knot_id:
-                raise RemoteError("bad-answer", f"{route[-1]}: not the tokens that were asked for", url=route[-1])
-            try:
-                chosen = parse_sampled(answer, asks, tokens.segments)
-            except FrameError as e:
-                raise RemoteError(e.code, f"{route[-1]}: {e.message}", url=route[-1]) from e
+            chosen = self._chosen(self._pass(tokens, asks, route, check), tokens, asks, route[-1], check)
         except RemoteError as e:
             raise self._lost(e) from e
         for stage, url in zip(self._stages, route, strict=True):
             stage.restore(url)
         return chosen
+
+    def _chosen(
+        self, answer: Frame | None, tokens: Frame, asks: Sequence[Ask], tail: str, check: Callable[[], None]
+    ) -> list[Chosen]:
+        """Return the tokens asked for out of the tail's answer. Raises: RemoteError bad-answer."""
+        if not asks:
+            return []
+        if self._spec.head_on_shards:
+            return self._mesh.choose(self._hidden_of(answer, tokens, asks, tail), asks, check)
+        if answer is None or answer.kind is not Kind.SAMPLED or answer.knot_id != tokens.knot_id:
+            raise RemoteError("bad-answer", f"{tail}: not the tokens that were asked for", url=tail)
+        try:
+            return parse_sampled(answer, asks, tokens.segments)
+        except FrameError as e:
+            raise RemoteError(e.code, f"{tail}: {e.message}", url=tail) from e
 
     def drop(self, request_id: bytes) -> None:
         """Have a session forgotten by every station, soon: nobody waits for it."""
@@ -142,12 +154,16 @@ class RemoteStages:
 
     def stats(self) -> dict[str, int]:
         """Return the bytes that the stations said they held, at most some seconds ago, and counts of what failed."""
-        return self._stats | {
+        return _held(self._abouts) | {
             "shard_failures": sum(self._mesh.failures),
             "direct_reads": self._mesh.direct_reads,
             "degraded_rows": self._mesh.degraded_rows,
             "hop_retries": self._retries,
         }
+
+    def nodes(self) -> list[list[tuple[str, NodeAbout | None]]]:
+        """Return each station's replicas with what they last said, None where they did not answer."""
+        return [[(url, said.get(url)) for url in s.urls] for s, said in zip(self._stages, self._abouts, strict=True)]
 
     def close(self) -> None:
         """Drop what is still to be dropped, end the threads and close the connections."""
@@ -239,6 +255,9 @@ class RemoteStages:
             "route": [{"url": u, "layers": s} for u, s in zip(route[1:], spans[1:], strict=True)],
             "sample": [ask.to_json() for ask in asks],
         }
+        if asks and self._spec.head_on_shards:
+            del meta["sample"]
+            meta["logits"] = "none"
         if hold:
             meta["hold_ms"] = _HOLD_MS
         body = encode_frame(replace(hidden, meta=meta), limits=WIRE_LIMITS)
@@ -252,6 +271,18 @@ class RemoteStages:
             on_sent=sent.set if sent is not None else lambda: None,
             on_retry=self._retried,
         )
+
+    def _hidden_of(self, answer: Frame | None, tokens: Frame, asks: Sequence[Ask], url: str) -> Frame:
+        """Return the hidden states of the tokens whose logits are wanted, out of the last station's answer."""
+        width = self._knot.header.config.hidden_size
+        # where a prompt went in chunks, the answer is to the last one, which holds all that is wanted
+        first = tokens.rows - (0 if answer is None else answer.rows)
+        if answer is None or answer.kind is not Kind.HIDDEN or answer.width != width or first < 0:
+            raise RemoteError("bad-answer", f"{url}: not the hidden states that were asked for", url=url)
+        ends = list(accumulate(s.n_tokens for s in tokens.segments))
+        rows = np.concatenate([np.arange(ends[a.segment] - a.rows, ends[a.segment]) for a in asks]) - first
+        segments = tuple(Segment(tokens.segments[a.segment].request_id, a.position, a.rows) for a in asks)
+        return Frame(Kind.HIDDEN, tokens.knot_id, segments, answer.payload[rows])
 
     def _lost(self, error: RemoteError) -> KnotctlError:
         """Return what the engine is to hear of a failure, after passing over the node that failed."""
@@ -293,14 +324,14 @@ class RemoteStages:
         while not self._closed.wait(_POLL_SECONDS):
             abouts = []
             for replicas in urls:
-                found = []
+                found = {}
                 for url in replicas:
                     try:
-                        found.append(NodeAbout.ask(self._peer(url), _PROBE_SECONDS))
+                        found[url] = NodeAbout.ask(self._peer(url), _PROBE_SECONDS)
                     except KnotctlError:
                         continue
                 abouts.append(found)
-            self._stats = _held(abouts)
+            self._abouts = abouts
 
 
 class _Watch:
@@ -330,8 +361,8 @@ class _Watch:
         self._next = time.monotonic() + _PROBE_EVERY
 
 
-def _held(stations: Sequence[Sequence[NodeAbout]]) -> dict[str, int]:
-    abouts = [a for stage in stations for a in stage]
+def _held(stations: Sequence[Mapping[str, NodeAbout]]) -> dict[str, int]:
+    abouts = [a for stage in stations for a in stage.values()]
     return {
         "peak_weight_bytes": sum(a.held.get("peak_weights", 0) for a in abouts),
         "weight_bytes": sum(a.held.get("weights", 0) for a in abouts),
