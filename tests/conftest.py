@@ -118,7 +118,7 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     """A running Redis server; a failure in CI, which installs it, where there is none."""
     program = shutil.which("redis-server")
     if program is None:
-        if os.environ.get("CI"):
+        if os.environ.get("KNOTCTL_REQUIRE_REDIS"):
             pytest.fail("redis-server is absent")
         pytest.skip("redis-server is absent (.ci/run installs it)")
     server = RedisServer(program, tmp_path)
