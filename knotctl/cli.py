@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -35,14 +36,27 @@ COMMANDS: dict[str, str] = {
     "ledger": "ledger:ledger",
 }
 
-app = typer.Typer(
-    name="knotctl",
-    no_args_is_help=True,
-    # Rich's help costs 0.1 s a start and frames that scripts cannot grep; plain help is quick and man pages are richer.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"auto_envvar_prefix": "KNOTCTL", "help_option_names": ["-h", "--help"]},
-)
+# Beside them, what `knotctl --help` says of each: the first line of its function's docstring, which a test compares.
+# The root's help then imports no command, and one command's start none of the others.
+SUMMARIES: dict[str, str] = {
+    "encode": "Encode a GGUF into a knot.",
+    "verify": "Check knots and report every defect, with its place and the command that mends it.",
+    "repair": "Write a canonical copy of a knot whose layout or header is wrong and whose bytes are right.",
+    "inspect": "Show what a knot, a GGUF or a frame holds.",
+    "pull": "Fetch a model file, check it, and print its path.",
+    "tokenize": "Print the token ids of a text and the piece of text that each stands for.",
+    "shard-embed": "Embed tokens with one shard of the vocabulary: a partial embedding as a frame, or over HTTP.",
+    "merge": "Merge the partial embeddings of all shards into hidden states.",
+    "run-station": "Run layers A to B of a model over hidden states and write what comes out, or serve that over HTTP.",
+    "warden": "Serve a cache of a knot's rows or layer tensors to the shards or stations of a host.",
+    "generate": "Generate text from a prompt with shards and stations in this process.",
+    "bench": "Measure prompt and generated tokens per second, their spread, and the peak memory.",
+    "warm": "Compile the kernels for this CPU into the cache folder, or find them there.",
+    "plan-coverage": "Plan which node holds which layers: every layer first, then the fastest route, then copies.",
+    "serve": "Serve a model with OpenAI's API.",
+    "keys": "Make, list and revoke API keys.",
+    "ledger": "Keep accounts, credits and prices, and prove that the books balance.",
+}
 
 
 def _print_version(wanted: bool) -> None:
@@ -51,7 +65,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
@@ -68,13 +81,42 @@ def root(
     """
 
 
-for _name, _target in COMMANDS.items():
-    _module, _function = _target.split(":")
-    _command = getattr(importlib.import_module(f"knotctl.commands.{_module}"), _function)
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name)
-    else:
-        app.command(_name)(_command)
+def build_app(names: Iterable[str] = COMMANDS, *, summaries: bool = False) -> typer.Typer:
+    """Return the typer app with the commands of these names: whole, or as no more than their summaries."""
+    app = typer.Typer(
+        name="knotctl",
+        no_args_is_help=True,
+        # Rich's help costs 0.1 s a start and frames that scripts cannot grep; plain help is quick, man pages richer.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"auto_envvar_prefix": "KNOTCTL", "help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for name in names:
+        if summaries:
+            app.command(name, help=SUMMARIES[name])(_never_run)
+            continue
+        module, function = COMMANDS[name].split(":")
+        command = getattr(importlib.import_module(f"knotctl.commands.{module}"), function)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
+
+
+def _never_run() -> None:
+    """Stand for a command where only its summary is shown."""
+
+
+def _app_for(argv: list[str]) -> typer.Typer:
+    """Return the app that a command line needs."""
+    first = next((a for a in argv if not a.startswith("-")), None)
+    if "_KNOTCTL_COMPLETE" in os.environ or any("completion" in a for a in argv):
+        return build_app()
+    if first is None or argv[0] in ("-h", "--help"):
+        return build_app(summaries=True)
+    return build_app([first] if first in COMMANDS else COMMANDS)
 
 
 def _print_traceback() -> None:
@@ -91,7 +133,7 @@ def main(argv: list[str]) -> int:
     debug = "--debug" in argv or bool(os.environ.get("KNOTCTL_DEBUG"))
     as_json = "--json" in argv
     try:
-        status = app([a for a in argv if a != "--debug"], prog_name="knotctl", standalone_mode=False)
+        status = _app_for(argv)([a for a in argv if a != "--debug"], prog_name="knotctl", standalone_mode=False)
         sys.stdout.flush()
         return int(status or 0)
     except typer.TyperException as e:

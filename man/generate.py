@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from knotctl import __version__
-from knotctl.cli import COMMANDS, app
+from knotctl.cli import COMMANDS, build_app
 
 ROOT = Path(__file__).parent.parent
 DATE = "2026-11-30"  # of the version: a page must not change with the day it is made on
@@ -119,7 +119,7 @@ def see_also(names: list[str]) -> str:
 
 def pages() -> dict[str, str]:
     """Return every generated page by file name, deterministic."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app())
     assert isinstance(root, typer.core.TyperGroup)
     context = root.context_class(root, info_name="knotctl", **root.context_settings)
     description, _, examples = paragraphs((root.help or "").split("\n", 1)[1])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from knotctl.cli import COMMANDS, app
+from knotctl.cli import COMMANDS, build_app
 from knotctl.core.caches import cache_folder
 from knotctl.core.source.demo import DEMO_FILE
 
@@ -38,7 +38,7 @@ def calls() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def test_every_command_and_option_in_the_readme_exists() -> None:
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app())
     assert isinstance(root, typer.core.TyperGroup)
     seen = set()
     for name, word, options in calls():

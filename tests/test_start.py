@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from knotctl import __version__
-from knotctl.cli import COMMANDS, app, main
+from knotctl.cli import COMMANDS, SUMMARIES, build_app, main
 
 # What costs a tenth of a second or more, or is of no use to one who asks for help.
 HEAVY = {"numba", "llvmlite", "numpy", "boto3", "botocore", "tokenizers", "minijinja", "starlette", "uvicorn", "rich"}
@@ -24,6 +24,22 @@ def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     modules = done.stdout.splitlines()[-1].split()
     assert "typer" in modules
     assert HEAVY.isdisjoint(m.split(".")[0] for m in modules)
+
+
+def test_what_the_root_says_of_a_command_is_what_it_says_itself() -> None:
+    root = typer.main.get_command(build_app())
+    assert isinstance(root, typer.core.TyperGroup)
+    assert {name: (c.help or "").strip().splitlines()[0] for name, c in root.commands.items()} == SUMMARIES
+    assert list(SUMMARIES) == list(COMMANDS)
+
+
+def test_the_root_imports_no_command_and_a_command_no_other() -> None:
+    for argv, expected in ((["--help"], set()), (["verify", "--help"], {"verify"})):
+        script = f"import sys; from knotctl.cli import main; rc = main({argv}); print(*sys.modules); sys.exit(rc)"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        modules = done.stdout.splitlines()[-1].split()
+        loaded = {m.removeprefix("knotctl.commands.") for m in modules if m.startswith("knotctl.commands.")}
+        assert loaded & {name.replace("-", "_") for name in COMMANDS} == expected
 
 
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +62,7 @@ def test_bash_completes_commands_and_options() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_json_and_says_what_its_options_do(name: str) -> None:
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app())
     assert isinstance(root, typer.core.TyperGroup)
     command = root.commands[name]
     for member in getattr(command, "commands", {name: command}).values():
@@ -58,7 +74,7 @@ def test_every_command_takes_json_and_says_what_its_options_do(name: str) -> Non
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_shows_examples_of_itself(name: str) -> None:
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app())
     assert isinstance(root, typer.core.TyperGroup)
     examples = (root.commands[name].help or "").partition("\b\nExamples:\n")[2].splitlines()
     assert any(line.startswith("$ ") and f"knotctl {name}" in line for line in examples)

@@ -72,7 +72,7 @@ def shard_embed(
     log_requests: LogRequests = False,
     json: Json = False,
 ) -> None:
-    """Embed tokens with one shard of the vocabulary and write the partial embedding, or serve that over HTTP.
+    """Embed tokens with one shard of the vocabulary: a partial embedding as a frame, or over HTTP.
 
     Shard I of N owns ids [I*V//N, (I+1)*V//N) of vocabulary V; the rows of other ids are zero. The partials of all N
     shards are summed by `knotctl merge`.
