@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,8 +20,10 @@ from knotctl.core.engine.session import Engine
 from knotctl.core.engine.stream import Stream
 from knotctl.core.errors import Cancelled, KnotctlError, RequestError, printable
 from knotctl.core.tokens.sampler import SamplingParams
+from knotctl.services.dashboard import PUBLIC_PATHS, dashboard_routes
 from knotctl.services.edge import Edge, EdgeConfig
 from knotctl.services.generation import Generation, prompt_ids
+from knotctl.services.head_status import engine_sections, server_section
 from knotctl.services.metrics import CONTENT_TYPE, Metrics
 from knotctl.services.openai_events import DONE, PING, ReplyFormat, event, usage
 from knotctl.services.openai_schema import GenerationRequest, parse_body, parse_chat, parse_completion
@@ -41,6 +44,7 @@ class Head:
         self._failure: KnotctlError | None = None
         self._draining = False
         self._created = int(time.time())
+        self._started = time.monotonic()
         routes = [
             Route("/v1/chat/completions", _Completions(self, chat=True), methods=["POST"]),
             Route("/v1/completions", _Completions(self, chat=False), methods=["POST"]),
@@ -51,6 +55,7 @@ class Head:
             Route("/health", self._health, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
+        routes += dashboard_routes(self._dashboard)
         self.routes = tuple(route.path for route in routes)
         self.metrics = Metrics(engine.model_name, self.routes, engine.stats)
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
@@ -61,7 +66,7 @@ class Head:
         def observe(scope: Scope, status: int, seconds: float) -> None:
             self.metrics.request(scope["path"], status, seconds)
 
-        return Edge(self._router, config, observe)
+        return Edge(self._router, replace(config, public=config.public | PUBLIC_PATHS), observe)
 
     def drain(self) -> None:
         """Be not ready from now on; what runs goes on."""
@@ -128,6 +133,13 @@ class Head:
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+    def _dashboard(self) -> dict[str, object]:
+        reason = None if self._failure is None else self._failure.message
+        return {
+            "server": server_section("head", self._state()[0], self._started, reason),
+            **engine_sections(self.engine, self.metrics),
+        }
 
     async def _models(self, _: Request) -> Response:
         return JsonReply({"object": "list", "data": [self._description()]})

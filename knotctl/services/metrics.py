@@ -6,6 +6,7 @@ Source: man knot-service(5), METRICS; Prometheus' naming rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -59,6 +60,21 @@ class Metrics:
         """Count the tokens of a generation that has ended, however it did."""
         self._prompt.inc(n_prompt)
         self._generation.inc(n_tokens)
+
+    def totals(self) -> dict[str, Any]:
+        """Return tokens and waits so far, for the dashboard; rates follow from two of them. Units: seconds."""
+        read = self.registry.get_sample_value
+        waits = {
+            name: {"count": int(read(f"{metric}_count") or 0), "seconds": read(f"{metric}_sum") or 0}
+            for name, metric in (
+                ("first_token", "knot_time_to_first_token_seconds"),
+                ("next_token", "knot_time_per_output_token_seconds"),
+            )
+        }
+        # those of requests that still run are counted too, unlike in knot_generation_tokens_total
+        generated = sum(wait["count"] for wait in waits.values())
+        tokens = {"prompt": int(read("knot_prompt_tokens_total") or 0), "generated": generated}
+        return {"tokens": tokens, "latency": waits}
 
     def exposition(self) -> bytes:
         """Return the text that Prometheus scrapes."""

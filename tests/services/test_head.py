@@ -235,7 +235,8 @@ def test_a_model_that_is_not_there_cannot_be_looked_up(server: Any) -> None:
         ("/v1/chat/completions/", "POST", 404),
         ("/v1/models", "DELETE", 405),
         ("/livez", "POST", 405),
-        ("/", "GET", 404),
+        ("/", "POST", 405),
+        ("/static", "GET", 404),
         ("/docs", "GET", 404),
     ],
 )

@@ -12,6 +12,7 @@ from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import MAX_CHUNK
 from knotctl.core.model.embed import Shard
 from knotctl.core.model.station import Station, StationSpec
+from knotctl.core.source.cache_counts import CacheCounts
 from knotctl.core.spans import LayerSpan, VocabSpan
 from knotctl.core.wire.frame import Frame
 from knotctl.core.wire.merge import merge_partials
@@ -100,6 +101,10 @@ class LocalStages:
             "kv_bytes": sum(kv.nbytes for s in self.stations for kv in list(s.sessions.values())),
             "activation_bytes": max(s.plan.activation_bytes + s.plan.frame_bytes for s in self.stations),
         }
+
+    def caches(self) -> list[CacheCounts]:
+        """Return the counts of the cache levels of every shard."""
+        return [counts for shard in self._shards for counts in shard.source.counts]
 
     def close(self) -> None:
         """Hold nothing more: weights go with the stations."""

@@ -138,6 +138,10 @@ class Engine:
             **self.stages.stats(),
         }
 
+    def streams(self) -> list[Stream]:
+        """Return the requests that run, then those that wait, as of now."""
+        return [*self._active, *self._waiting]
+
     def close(self) -> None:
         """Cancel what runs, stop the worker and close the knot."""
         with self._wake:

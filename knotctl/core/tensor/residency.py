@@ -181,6 +181,11 @@ class Weights:
         ends = list(accumulate(len(r) for r in ranges))
         return [block[end - len(r) : end] for r, end in zip(ranges, ends, strict=True)]
 
+    @property
+    def pinned(self) -> list[PhaseUse]:
+        """The phases that stay in memory, and what they cost so far."""
+        return [self.uses[key] for key in self._pinned]
+
     @contextmanager
     def hold(self, phase: Phase) -> Iterator[HeldPhase]:
         """Load a phase (or, where it is larger than the buffer, its vectors), yield it, and evict it."""
