@@ -66,7 +66,8 @@ class Controller:
         self._held_down: set[str] = set()
         self._let_go_at: list[tuple[float, str]] = []  # a heap; may name nodes that are gone
         self._improved_at = 0.0
-        self._mended_with: frozenset[str] = frozenset()
+        self._news = False  # since the last look at what could be faster
+        self._tried: set[tuple[frozenset[str], tuple[LayerSpan, ...]]] = set()  # chains looked for in vain
         self.now = 0.0
         self.timeouts = 0
 
@@ -132,28 +133,38 @@ class Controller:
             self._book(directive, done=False)
         if self.policy.rebalance == "continuous":
             self._let_go()
-            self._moving |= self._throttled | self._blocked
-            if not self.placement.coverage.covered:
-                self._mend()
-            elif now - self._improved_at >= self.policy.improve_s:
+            if self.placement.coverage.covered:
+                self._tried.clear()
+            if self.placement.coverage.covered and now - self._improved_at >= self.policy.improve_s:
                 self._improved_at = now
-                self._improve()
+                if self._news:
+                    self._improve()
+        self._moving |= self._throttled | self._blocked
         return self._react()
 
     def deliver(self, node_id: str) -> list[Directive]:
         """Return what a node's heartbeat is answered with; a DROP that would hurt by now is withdrawn."""
         kept = []
         for directive in self.directives.open_for(node_id):
-            order = directive.order
             new = self.directives.hand_out(directive)
-            relied_upon = order.kind is Kind.DROP and self.books.coverage.least(order.span) < 1
-            if new and relied_upon and not order.forced:
-                self.directives.answer(node_id, directive.epoch)
-                self.books.withdraw(order)
-                self._blocked.add(node_id)
-            else:
+            if not new or not self._withdrawn(directive):
                 kept.append(directive)
         return kept
+
+    def confirm(self, node_id: str, epoch: int) -> bool:
+        """Say whether a node that is about to carry out a directive still may: the last look before a DROP."""
+        found = [d for d in self.directives.open_for(node_id) if d.epoch == epoch]
+        return bool(found) and not self._withdrawn(found[0])
+
+    def _withdrawn(self, directive: Directive) -> bool:
+        """Take a DROP back where its layers have nobody else by now; say whether that was so."""
+        order = directive.order
+        if order.kind is not Kind.DROP or order.forced or self.books.coverage.least(order.span) > 0:
+            return False
+        self.directives.answer(order.node_id, directive.epoch)
+        self.books.withdraw(order)
+        self._blocked.add(order.node_id)
+        return True
 
     def _react(self) -> list[Directive]:
         """Close gaps, place idle nodes, and give the orders that can be given."""
@@ -161,10 +172,12 @@ class Controller:
         covered = self.placement.coverage
         if not covered.covered:
             self._changed(close_gaps(self.placement, self._idle_nodes(), fixed=self.members if static else ()))
-        if not covered.covered and self._held_down:
-            # Nobody else can: a node that was held down is better than none.
+        if not covered.covered and not static:
+            self._mend([i for i, m in self.members.items() if m.served or not self.holds.level(i)])
+            # Nobody else can: a node that was held down, or failed before, is better than none.
             pool = sorted((self.members[i].capacity for i in self._held_down), key=lambda c: c.order)
             self._changed(close_gaps(self.placement, pool))
+            self._mend(self.members)
         if self._idle and (covered.covered or static):
             most = len(self._idle) if static else self.budget.left(self.now, for_gap=False)
             self._changed(add_copies(self.placement, self._idle_nodes(most), self.policy))
@@ -215,6 +228,7 @@ class Controller:
                 self._make_idle(node_id)
 
     def _improve(self) -> None:
+        self._news = False
         before = {i: self.books.held[i] for i in self.members}
         capacities = {i: m.capacity for i, m in self.members.items()}
         spans = self.placement.spans()
@@ -224,24 +238,23 @@ class Controller:
         most = self.budget.left(self.now, for_gap=False)
         self._changed(level(self.placement, self.policy, {c.node_id for c, _ in route}, most))
 
-    def _mend(self) -> None:
-        """Look for another chain where gaps remain; once for every change of who is here and in good standing."""
-        trusted = frozenset(i for i, m in self.members.items() if m.served or not self.holds.level(i))
-        if trusted == self._mended_with:
+    def _mend(self, node_ids: Iterable[str]) -> None:
+        """Look for another chain of these nodes where gaps remain; once for the same nodes and gaps."""
+        tried = frozenset(node_ids), tuple(self.placement.coverage.gaps())
+        if self.placement.coverage.covered or tried in self._tried:
             return
-        self._mended_with = trusted
+        self._tried.add(tried)
+        capacities = {i: self.members[i].capacity for i in sorted(tried[0])}
+        if sum(c.most_layers for c in capacities.values()) < self.model.n_layers:
+            return
         spans = self.placement.spans()
-        for ids in (trusted, self.members):
-            capacities = {i: self.members[i].capacity for i in sorted(ids)}
-            if sum(c.most_layers for c in capacities.values()) >= self.model.n_layers:
-                mend(self.placement, capacities, self.policy)
-            if self.placement.coverage.covered:
-                break
+        mend(self.placement, capacities, self.policy)
         self._changed(i for i, p in self.placement.places.items() if spans.get(i) != p.span)
 
     def _changed(self, node_ids: Iterable[str]) -> None:
         """Note nodes whose place changed: they are idle no more, and have orders to be given."""
         for node_id in list(node_ids):
+            self._news = True
             self._moving.add(node_id)
             self._not_idle(node_id)
             self.members[node_id].capacity = self.placement.places[node_id].capacity
@@ -278,6 +291,7 @@ class Controller:
 
     def _use(self, node_id: str, c: Capacity) -> None:
         """Plan with another capacity of a node from now on."""
+        self._news = True
         self._not_idle(node_id)
         place = self.placement.places.get(node_id)
         self.members[node_id].capacity = c
@@ -287,6 +301,7 @@ class Controller:
             self._make_idle(node_id)
 
     def _forget(self, node_id: str) -> None:
+        self._news = True
         self._not_idle(node_id)
         self.placement.remove(node_id)
         self.books.leave(node_id)

@@ -84,7 +84,7 @@ def _warnings(plan: Plan) -> Iterator[tuple[str, str]]:
         yield (
             "held-back",
             f"a route over {names} would take {token} a token, now {time_text(plan.times.token)}: "
-            f"not worth the moves (hysteresis {plan.policy.hysteresis:.0%})",
+            f"not worth the moves, or out of reach without a gap (hysteresis {plan.policy.hysteresis:.0%})",
         )
     yield from _speeds(plan)
 
@@ -123,7 +123,7 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     if native is not None:
         others = [i for i, p in plan.placement.places.items() if p.capacity.quantization != native]
         if others:
-            yield "not-stored", f"{_names(others)}: the knot is stored as {native}, and must be encoded anew for them"
+            yield "not-stored", f"{_names(others)}: the knot is stored as {native}, and would have to be encoded anew"
 
 
 def _mixed(plan: Plan) -> tuple[int, list[str]] | None:
@@ -154,7 +154,7 @@ def _faster_with_fewer(plan: Plan) -> Iterator[tuple[str, str]]:
             yield (
                 code,
                 f"{who} takes {time_text(token)} a token, a route through all {len(placed)} nodes "
-                f"{time_text(spread)}: the other {others} hold copies, they are no stages",
+                f"{time_text(spread)}: {others} {'holds a copy' if others == 1 else 'hold copies'}, no stage of it",
             )
     if stages > 1:
         yield from _larger_node(plan, token, stages)

@@ -79,7 +79,7 @@ def window(placement: Placement, c: Capacity, must: LayerSpan) -> LayerSpan:
     """Return the layers that a node should hold so that it has those of `must` which fit, and fills its memory.
 
     What is left after `must` goes to the layers behind, then to those before; ends are drawn back to where other nodes
-    begin or end, so that routes can change there. Empty where not even the first layer fits.
+    begin or end, where that costs little, so that routes can change there. Empty where not even the first layer fits.
     """
     start, end = must.start, min(must.end, c.end_from(must.start))
     if end < must.end:
@@ -89,11 +89,11 @@ def window(placement: Placement, c: Capacity, must: LayerSpan) -> LayerSpan:
 
 
 def _drawn_back(placement: Placement, near: int, far: int, step: int) -> int:
-    """The furthest boundary from `far` back to `near`."""
+    """The furthest boundary from `far` back to `near`; `far` itself where that would waste more than half of it."""
     at = far
     while at != near and not placement.is_edge(at):
         at += step
-    return at
+    return far if 2 * abs(far - at) > abs(far - near) else at
 
 
 def rates_text(rate: int) -> str:

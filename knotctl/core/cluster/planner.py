@@ -71,10 +71,9 @@ def make_plan(model: ModelLayers, nodes: Iterable[Node], policy: Policy) -> Plan
     if not placement.coverage.covered:
         mend(placement, able, policy)
     capacities = able | {i: p.capacity for i, p in placement.places.items()}
-    held_back = None
     if placement.coverage.covered:
-        if route_before or any(before.values()):
-            held_back = improve(placement, capacities, policy, before)
+        if any(before.values()):
+            improve(placement, capacities, policy, before)
         idle = sorted((c for i, c in capacities.items() if i not in placement.places), key=lambda c: c.order)
         deque(add_copies(placement, idle, policy), 0)
         used = {c.node_id for c, _ in fastest_route(stages_of(placement), model, hop) or ()}
@@ -93,6 +92,7 @@ def make_plan(model: ModelLayers, nodes: Iterable[Node], policy: Policy) -> Plan
         first={c.node_id for c, _ in route or ()},
         force=placement.coverage.covered,
     )
+    times = times_of(route, model, policy) if route else None
     best, proved = best_possible(able.values(), model, hop)
     return Plan(
         model=model,
@@ -104,11 +104,11 @@ def make_plan(model: ModelLayers, nodes: Iterable[Node], policy: Policy) -> Plan
         rounds=rounds,
         completes=completes,
         route=route,
-        times=times_of(route, model, policy) if route else None,
+        times=times,
         route_before=route_before,
         best_token=best,
         proved=proved,
-        held_back=held_back,
+        held_back=_held_back(capacities, model, times, hop) if any(before.values()) else None,
     )
 
 
@@ -195,8 +195,8 @@ def improve(
     policy: Policy,
     before: Mapping[str, Sequence[LayerSpan]],
     leave_alone: Collection[str] = (),
-) -> Chain | None:
-    """Take a faster chain where it pays and can be reached without a gap; return one that was not taken.
+) -> None:
+    """Take a faster chain where it pays and can be reached without a gap.
 
     It pays where a token takes less time by `policy.hysteresis`, the bytes to be moved weighed in: moving the whole
     model must buy that much again.
@@ -205,20 +205,25 @@ def improve(
     while True:
         route = fastest_route(stages_of(placement), model, hop)
         if route is None:
-            return None
+            return
         now = times_of(route, model, policy).token
         price = round(now * policy.hysteresis), max(1, max(c.sizes.total for c, _ in route))
         free = [c for i, c in capacities.items() if i not in leave_alone]
         chain = best_chain(free, model, Terms(hop, placement.spans(), price))
-        if chain.gap_layers or (token := times_of(chain.stages, model, policy).token) >= now:
-            return None
-        if token * (1 + policy.hysteresis) > now:
-            return chain
+        token = now if chain.gap_layers else times_of(chain.stages, model, policy).token
+        if token >= now or token * (1 + policy.hysteresis) > now:
+            return
         trial = placement.copy()
         adopt(trial, chain)
         if not schedule(before, trial.places, capacities, model.n_layers)[1]:
-            return chain
+            return
         placement.become(trial)
+
+
+def _held_back(capacities: Mapping[str, Capacity], model: ModelLayers, times: Times | None, hop: int) -> Chain | None:
+    """The chain that would be faster if nothing had to be moved."""
+    chain = best_chain(capacities.values(), model, Terms(hop, {}))
+    return chain if times is not None and chain.gap_layers == 0 and chain.cost < times.token else None
 
 
 def refine(placement: Placement, before: Mapping[str, Sequence[LayerSpan]], policy: Policy) -> None:

@@ -19,7 +19,8 @@ def reasons(chain: Chain, model: ModelLayers) -> list[str]:
         if is_full(c, span):
             size = f"filled: {layers(len(span))}, all that fit"
         else:
-            size = f"{layers(len(span))} that remain, with room for {c.most_layers}"
+            remain = "remains" if len(span) == 1 else "remain"
+            size = f"{layers(len(span))} that {remain}, with room for {c.most_layers}"
         words.append(f"{size}; {_rank(c, speeds, len(chain.stages))}")
     return words
 

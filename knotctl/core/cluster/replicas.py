@@ -19,10 +19,8 @@ def add_copies(placement: Placement, idle: Iterable[Capacity], policy: Policy) -
         span = window(placement, c, run)
         if not len(span):
             continue
-        before = placement.coverage.rates[run.start]
-        after = before + c.rate_of(span)
         which = "slowest" if policy.spare == "hotspots" else "least copied"
-        why = f"copies layers {span}: {run.start} on are the {which}, {rates_text(before)} then {rates_text(after)}"
+        why = f"copies layers {span}: of all layers {run} were the {which}, {_state(placement, run.start)}"
         placement.put(c, span, why)
         yield c.node_id
 
@@ -46,11 +44,17 @@ def needy(placement: Placement, policy: Policy, c: Capacity | None = None) -> La
     return LayerSpan(first, end)
 
 
+def _state(placement: Placement, layer: int) -> str:
+    count, rate = placement.coverage.counts[layer], placement.coverage.rates[layer]
+    return f"{rates_text(rate)} by {count} node{'' if count == 1 else 's'}"
+
+
 def level(placement: Placement, policy: Policy, route: Collection[str], most: int) -> Iterator[str]:
     """Move copies from where they are needless to where they are needed; yield each node that was moved.
 
-    A copy moves where the layers it leaves stay `policy.level` times as fast as the layers it goes to were. The
-    slowest layers rise with every move and none falls to where they were, so that this comes to an end.
+    A copy moves where the layers it leaves stay `policy.level` times as fast as the layers it goes to were; where the
+    policy counts copies, where they keep more of them. The neediest layers rise with every move and none falls to
+    where they were, so that this comes to an end.
     """
     for _ in range(most):
         moved = _level_once(placement, policy, route)
@@ -63,18 +67,20 @@ def _level_once(placement: Placement, policy: Policy, route: Collection[str]) ->
     run = needy(placement, policy)
     if run is None:
         return None
-    rates = placement.coverage.rates
-    need = rates[run.start]
-    slowest: dict[LayerSpan, int] = {}
+    coverage = placement.coverage
+    by_rate = policy.spare == "hotspots"
+    have = coverage.rates if by_rate else coverage.counts
+    enough = policy.level * have[run.start] if by_rate else have[run.start] + 1
+    least: dict[LayerSpan, int] = {}
     best: tuple[tuple[int, str], Capacity, LayerSpan] | None = None
     for node_id, place in placement.places.items():
         c, span = place.capacity, place.span
         if run.start in span or node_id in route:
             continue
-        if span not in slowest:
-            slowest[span] = min(rates[span.start : span.end])
-        left = slowest[span] - c.rate_of(span)
-        if left <= 0 or left < policy.level * need or (best is not None and (-left, node_id) >= best[0]):
+        if span not in least:
+            least[span] = min(have[span.start : span.end])
+        left = least[span] - (c.rate_of(span) if by_rate else 1)
+        if left <= 0 or left < enough or (best is not None and (-left, node_id) >= best[0]):
             continue
         target = window(placement, c, run)
         if run.start in target:
@@ -82,7 +88,8 @@ def _level_once(placement: Placement, policy: Policy, route: Collection[str]) ->
     if best is None:
         return None
     _, c, target = best
-    old = placement.places[c.node_id].span
-    why = f"moved from {old}, which others serve at {rates_text(-best[0][0])}, to copy {target} at {rates_text(need)}"
+    old, left = placement.places[c.node_id].span, -best[0][0]
+    rest = f"others serve at {rates_text(left)}" if by_rate else f"{left} others have"
+    why = f"moved from {old}, which {rest}, to copy {target}: {_state(placement, run.start)} so far"
     placement.put(c, target, why)
     return c.node_id

@@ -51,6 +51,7 @@ def model_layers(header: KnotHeader, name: str) -> ModelLayers:
         raise ModelError("no-layers", f"{name}: the header states no layers that could be planned")
     embedding = [t for t in first if t.name == _EMBEDDING]
     tied = embedding if not any(t.name == _OUTPUT for t in last) else []
+    head_work = _work([*(t for t in last if t.name == _OUTPUT), *tied])
     native = _most_bytes(t for layer in layers for t in layer)
 
     @cache
@@ -68,8 +69,9 @@ def model_layers(header: KnotHeader, name: str) -> ModelLayers:
     return ModelLayers(
         name=name,
         work=sums([_work(t) for t in layers]),
-        head_work=_work([*(t for t in last if t.name == _OUTPUT), *tied]),
-        parameters=max(1, sum(_work(t) for t in (*layers, embedding, last))),
+        head_work=head_work,
+        # What a decoded token reads: rows of an embedding that is no output matrix are not among it.
+        parameters=max(1, sum(map(_work, layers)) + head_work),
         hidden_size=config.hidden_size,
         activation_bytes=station_bytes(config) + sum(t.length for t in everywhere),
         kv_token_bytes=2 * config.n_kv_heads * config.head_dim * 4,
