@@ -109,8 +109,8 @@ class Supervisor:
             about: dict[str, Any] = json.loads(child.process.stdout.readline())
             child.url = str(about["url"])
         except (ValueError, KeyError):
-            child.process.kill()
-            status = child.process.wait()
+            # its stdout is at its end, so it is about to be; what it ends with is what it has to say
+            status = _ended(child.process, 5.0)
             raise SourceError(
                 "child-failed", f"{child.name}: did not start: {_ending(status)}", hint="its own words are above"
             ) from None
@@ -177,12 +177,17 @@ class Supervisor:
                 process.send_signal(signal.SIGTERM)
         end = time.monotonic() + _STOP_SECONDS
         for process in running:
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _ended(process, max(0.0, end - time.monotonic()))
             _close_pipes(process)
+
+
+def _ended(process: subprocess.Popen[str], seconds: float) -> int:
+    """Return a process's status; it is killed where it has not ended by itself in time."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _close_pipes(process: subprocess.Popen[str]) -> None:

@@ -163,6 +163,25 @@ def test_serve_runs_its_processes_and_none_outlives_it(tiny_knot: Path, number: 
         time.sleep(0.05)
 
 
+@pytest.mark.model
+def test_a_real_model_over_eight_shards_and_two_stations_says_what_it_says_in_one_process(
+    knot_of: Callable[[str], Path],
+) -> None:
+    knot = str(knot_of("smollm2"))
+    shards = {f"shard {i}": ["shard-embed", knot, "--shard", f"{i}/8", "--serve"] for i in range(8)}
+    spans = {f"station {s}": ["run-station", knot, "--layers", s, "--serve"] for s in ("0:15", "15:30")}
+    with Engine.open(knot, EngineSpec(context=1024)) as local:
+        prompt = local.tokenizer.encode("The capital of France is " * 40)
+        requests = [(prompt[:5], PARAMS), (prompt, SamplingParams(temperature=0, seed=0, logprobs=3))]
+        expected = [list(local.submit(p, params, 24, ignore_stop=True)) for p, params in requests]
+    with Supervisor(shards | spans) as made:
+        urls = [[c.url] for c in made.children]
+        spec = ClusterSpec(urls[:8], urls[8:])
+        with Engine.open(knot, EngineSpec(context=1024), lambda k: RemoteStages(k, spec)) as engine:
+            streams = [engine.submit(p, params, 24, ignore_stop=True) for p, params in requests]
+            assert [list(s) for s in streams] == expected
+
+
 def _answers(url: str) -> bool:
     try:
         return httpx2.get(f"{url}/livez").status_code == 200
