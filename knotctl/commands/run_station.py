@@ -39,13 +39,16 @@ from knotctl.commands.serving import (
     trusted,
 )  # fmt: skip
 from knotctl.commands.signals import sigterm_interrupts
+from knotctl.commands.work import check_options, work
 from knotctl.core.errors import UsageError
 from knotctl.core.sizes import format_size
 
 
 def run_station(
     knot: Model,
-    layers: Annotated[str, typer.Option("--layers", metavar="A:B", help="The layers [A, B) to run; `:` is all.")],
+    layers: Annotated[
+        str | None, typer.Option("--layers", metavar="A:B", help="The layers [A, B) to run; `:` is all.")
+    ] = None,
     input: Annotated[
         str | None, typer.Option("--input", "-i", metavar="FRAME", help="Hidden states to run; `-` is stdin.")
     ] = None,
@@ -65,6 +68,19 @@ def run_station(
         int, typer.Option("--ctx-size", "-c", min=1, help="With --serve: tokens that all sessions together may hold.")
     ] = 8192,
     batch: Annotated[int, typer.Option("--batch", min=1, help="With --serve: the most tokens of a frame.")] = 512,
+    tracker: Annotated[
+        list[str] | None, typer.Option("--tracker", metavar="URL", help="Serve what this tracker says; again for more.")
+    ] = None,
+    node_id: Annotated[
+        str | None, typer.Option("--node-id", help="With --tracker: its name there, the same at every start.")
+    ] = None,
+    benchmark: Annotated[
+        float | None,
+        typer.Option("--benchmark", min=1e-6, max=1e6, help="With --tracker: tokens/s to claim; else measured."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option("--advertise", metavar="URL", help="With --tracker: where others reach this worker.")
+    ] = None,
     serve: Serve = False,
     listen: Listen = "127.0.0.1:0",
     token_file: TokenFile = None,
@@ -85,6 +101,10 @@ def run_station(
     With --warden the weights come from a `knotctl warden --layers` of this host where it holds them; on the same
     machine a phase that passes through is multiplied with where it lies in the warden's memory, and none is copied.
 
+    With --tracker the layers are the tracker's to choose: the worker measures itself, registers with what it may hold
+    (--memory-budget), loads what it is told, proves it with a probe and serves it; it loads and drops while it serves,
+    and on SIGTERM leaves, ends its streams and ends. KNOTCTL_NODE_KEY is its key there, else the token between nodes.
+
     With --serve the station takes frames, passes them on along their route, and answers with what the last station made
     of them, until SIGTERM or Ctrl-C; with --json one document is printed when it listens: its url, pid, role, knot_id
     and layers.
@@ -95,6 +115,7 @@ def run_station(
     $ knotctl run-station demo.knot --layers 15:30 -i hidden.frame -o logits.frame --logits last --json
     $ knotctl run-station demo.knot --layers 0:15 -i embed.frame -o hidden.frame --memory-budget 64MiB
     $ knotctl run-station demo.knot --layers 0:15 --serve --listen 127.0.0.1:9200 --residency auto
+    $ knotctl run-station s3://models/demo.knot --tracker http://127.0.0.1:8000 --memory-budget 2GiB
     """
     from dataclasses import replace
 
@@ -109,6 +130,7 @@ def run_station(
     from knotctl.core.tensor.warden_source import WardenSource, behind_warden
 
     started = time.perf_counter()
+    check_options(layers, tracker or ())
     if logits not in ("last", "all", "none"):
         raise UsageError("usage", f"--logits {logits}: expected last, all or none")
     if threads is not None:
@@ -120,12 +142,23 @@ def run_station(
         if warden is None:
             return k
         try:
-            span = LayerSpan.parse(layers, k.header.config.n_layers)
+            span = LayerSpan.parse(layers or ":", k.header.config.n_layers)
             return behind_warden(k, warden, span, token=keys.own, tls=trusted(tls_ca))
         except BaseException:
             k.close()
             raise
 
+    if tracker:
+        tls = tls_files(tls_cert, tls_key)
+        with sigterm_interrupts(), door(listen, keys, tls) as at, opened() as k:
+            warm_kernels()
+            work(
+                k, at, tracker, node_id=node_id, memory_budget=budget_bytes(memory_budget), residency=residency,
+                kv_type=kv_type, context=context, batch=batch, benchmark=benchmark, tls_ca=tls_ca, advertise=advertise,
+                json=json, log_json=log_json, log_requests=log_requests, until_eof=until_eof,
+            )  # fmt: skip
+        return
+    assert layers is not None
     if serve:
         if input is not None or kv is not None:
             raise UsageError("usage", "run-station: with --serve the frames come over HTTP")

@@ -15,6 +15,7 @@ import typer
 from knotctl.commands.console import print_json, progress, say
 from knotctl.commands.options import Json, MemoryBudget, Threads, budget_bytes, spans
 from knotctl.commands.serve_cluster import cluster_engine, given_nodes, own_processes
+from knotctl.commands.serve_tracker import TrackerOptions, serve_tracker
 from knotctl.commands.serving import LogJson, LogRequests, TlsCa, TlsCert, TlsKey, TokenFile, tls_files
 from knotctl.commands.signals import sigterm_interrupts
 from knotctl.core.errors import UsageError
@@ -64,6 +65,28 @@ def serve(
     station_at: Annotated[
         list[str] | None, typer.Option("--station-at", metavar="URL[,URL]", help="A station elsewhere, and replicas.")
     ] = None,
+    tracker_only: Annotated[
+        bool, typer.Option("--tracker-only", help="Serve from workers that register here; no weights in this process.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, max=64, help="As --tracker-only, with so many workers of this machine.")
+    ] = 0,
+    database: Annotated[
+        str | None,
+        typer.Option("--database", envvar="KNOTCTL_DATABASE", metavar="URL", help="Tracker: registry and accounts."),
+    ] = None,
+    api_keys: Annotated[
+        bool, typer.Option("--api-keys", help="Tracker: API keys and accounts of the database (knotctl keys, ledger).")
+    ] = False,
+    heartbeat: Annotated[
+        float, typer.Option("--heartbeat", min=0.05, max=60, help="Tracker: seconds between a worker's heartbeats.")
+    ] = 2.0,
+    monitor: Annotated[
+        float, typer.Option("--monitor", min=1, max=3600, help="Tracker: seconds between looks at the whole cluster.")
+    ] = 30.0,
+    advertise: Annotated[
+        str | None, typer.Option("--advertise", metavar="URL", help="Tracker: where other trackers reach this one.")
+    ] = None,
     degrade: Annotated[
         bool,
         typer.Option("--degrade", help="Zeros for rows that neither a shard nor the knot has, named in the reply."),
@@ -94,6 +117,10 @@ def serve(
     stream survives the death of any of them, token for token. With --wardens two more processes cache rows and layers
     for them: a knot at a store is fetched once, and the stations share one copy of the weights.
 
+    With --tracker-only workers register here (run-station --tracker), cover the model's layers as the tracker says, and
+    serve; requests go to one that has the first layer, over a route that passed a probe. Several trackers may share a
+    --database, of which one leads. With --api-keys requests are billed to accounts and their nodes credited.
+
     With --json one document is printed when the server listens: its url, model, knot_id and pid; with --demo the answer
     too, once it has come.
 
@@ -103,6 +130,7 @@ def serve(
     $ knotctl serve model.gguf --port 8080 --memory-budget 1GiB
     $ knotctl serve model.knot --processes --shards 8 --stations 0:14,14:28
     $ knotctl serve s3://models/model.knot --processes --wardens
+    $ knotctl serve s3://models/model.knot --tracker-only --database postgresql://knotctl@db/knotctl --api-keys
     $ KNOTCTL_API_KEY=$(openssl rand -hex 24) knotctl serve model.knot --host 0.0.0.0
     """
     from knotctl.services.keys import check_exposure, load_keys
@@ -119,12 +147,27 @@ def serve(
     if wardens and not processes:
         raise UsageError("usage", "serve: --wardens goes with --processes; others are named at each shard and station")
     keys = load_keys(api_key_file)
-    check_exposure(host, keys)
+    tracks = tracker_only or workers > 0
+    if tracks and (processes or elsewhere or demo):
+        raise UsageError("usage", "serve: --tracker-only and --workers go with a MODEL alone")
+    if api_keys and not tracks:
+        raise UsageError("usage", "serve: --api-keys goes with --tracker-only or --workers")
+    if not tracks:
+        check_exposure(host, keys)
     tls = tls_files(tls_cert, tls_key)
     with sigterm_interrupts(), ExitStack() as stack:
         listener = stack.enter_context(bind(host, port))
-        log_to_stderr("head", requests=log_requests, as_json=log_json)
+        log_to_stderr("tracker" if tracks else "head", requests=log_requests, as_json=log_json)
         knot = _demo_knot() if demo else _knot_of(str(model))
+        if tracks:
+            options = TrackerOptions(workers, database, api_keys, heartbeat, monitor, advertise)
+            budget = [] if memory_budget is None else ["--memory-budget", memory_budget]
+            limits = [*budget, "-c", str(context), *(["--threads", str(threads)] if threads else [])]
+            serve_tracker(
+                knot, listener, host, options, keys, alias=alias, tls=tls, token_file=token_file, tls_ca=tls_ca,
+                worker_args=limits, json=json,
+            )  # fmt: skip
+            return
         many = demo or processes
         n_shards = shards or (DEMO_SHARDS if many else 1)
         parts = stations or str(DEMO_STATIONS if many else 1)

@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from knotctl.core.engine.choose import Ask, choose_all, parse_asks, sampled_frame, wanted_rows
 from knotctl.core.engine.hop import PATIENCE_HEADER, RemoteError, send_frame
 from knotctl.core.errors import BudgetError, Conflict, UsageError, WrongIdentity, printable
 from knotctl.core.knot.reader import Knot
+from knotctl.core.model.runs import Serving, wrong_layers
 from knotctl.core.model.station import Station
 from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan
@@ -66,6 +67,7 @@ class StationService(Node):
     def __init__(
         self, knot: Knot, make: Callable[[LayerSpan], Station], span: LayerSpan, *,
         token: str | None = None, tls: ssl.SSLContext | None = None, batch_tokens: int = 512,
+        more: Sequence[BaseRoute] = (),
     ) -> None:  # fmt: skip
         self.knot = knot
         self.station: Station | None = make(span)
@@ -87,6 +89,7 @@ class StationService(Node):
                 Route("/forward", FrameEndpoint(self._forward), methods=["POST"]),
                 Route("/sessions/{session}", self._drop, methods=["DELETE"]),
                 Route("/boot", self._boot, methods=["POST"]),
+                *more,
             ]
         )
 
@@ -175,9 +178,8 @@ class StationService(Node):
     def _run(self, job: Job) -> Frame | bytes | None:
         """Return the hidden states for the next station, or the bytes of the answer; None where none is wanted."""
         job.check()
-        station, frame = self.station, job.frame
-        if station is None:
-            raise WrongIdentity("wrong-identity", "station: no layers are loaded", hint="POST /boot")
+        frame = job.frame
+        station = self._serving(frame)
         asks: list[Ask] | None = None
         last = station.span.end == station.config.n_layers
         if last and (asks := parse_asks(frame)) is not None:
@@ -209,16 +211,24 @@ class StationService(Node):
             raise
         return Response(status_code=204) if answer.frame is None else FrameReply(answer.body)
 
-    def _check(self, frame: Frame) -> list[Next]:
-        """Return the rest of the route, after checking that the frame is meant for these layers."""
+    def _serving(self, frame: Frame) -> Serving:
+        """Return what computes the layers that a frame is for, which `_here` found to be here."""
+        if self.station is None:
+            raise WrongIdentity("wrong-identity", "station: no layers are loaded", hint="POST /boot")
+        return self.station
+
+    def _here(self, frame: Frame) -> list[int] | None:
+        """Return the layers that a frame is for, which must be those here; None where there are none."""
         station = self.station
         here = None if station is None else [station.span.start, station.span.end]
         layers = frame.meta.get("layers", here)
         if layers != here:
-            raise WrongIdentity(
-                "wrong-identity", f"frame: for layers {printable(layers)}; this station has {here}",
-                hint="ask for the route again",
-            )  # fmt: skip
+            raise wrong_layers(layers, here)
+        return here
+
+    def _check(self, frame: Frame) -> list[Next]:
+        """Return the rest of the route, after checking that the frame is meant for these layers."""
+        here = self._here(frame)
         ended = next((s.request_id for s in frame.segments if s.request_id in self._ended), None)
         if ended is not None:
             raise Conflict("session-ended", f"session {ended.hex()}: was dropped")

@@ -1,0 +1,263 @@
+"""What a worker with layer 0 does for its tracker: it tokenises requests and runs their streams over given routes.
+
+Streams of one route share an engine, and so its passes. Source: man knot-service(5), WORKERS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from knotctl.core.engine.route import Hop, Reroute, RouteStages, parse_route
+from knotctl.core.engine.session import Engine, EngineSpec, context_exceeded
+from knotctl.core.engine.stream import Step
+from knotctl.core.errors import KnotctlError, RequestError, UsageError, as_error
+from knotctl.core.knot.reader import Knot
+from knotctl.core.model.embed import Shard
+from knotctl.core.spans import VocabSpan
+from knotctl.core.strict_json import parse_json_object
+from knotctl.core.tokens.chat import encode_chat
+from knotctl.services.node import until_left
+from knotctl.services.openai_schema import GenerationRequest, parse_chat, parse_completion
+from knotctl.services.relayed import BEAT_SECONDS, LINES_TYPE, delta_json, error_json, line, parse_steps, step_json
+from knotctl.services.replies import JsonReply
+from knotctl.services.text import Delta, TextAssembler
+
+# A step, None behind the last one, and the version of the route that it came over.
+_Item = tuple[Step | None, int]
+# Routes whose engines stay without a stream; beyond it the one unused for longest is closed.
+MAX_IDLE = 4
+
+
+class _LentKnot(Knot):
+    """A knot of somebody else: engines come and go over it, and its tokenizer is read once."""
+
+    def __init__(self, knot: Knot) -> None:
+        super().__init__(knot.header, knot.source)
+        self._keys: dict[str, Any] | None = None
+
+    def tokenizer_keys(self) -> dict[str, Any]:
+        """Return the tokenizer's keys."""
+        if self._keys is None:
+            self._keys = super().tokenizer_keys()
+        return self._keys
+
+    def close(self) -> None:
+        """Leave it to its owner."""
+
+
+class HeadWork:
+    """The head of the routes that begin here. `routes` are its endpoints."""
+
+    def __init__(
+        self, knot: Knot, reroute: Reroute, *, context: int, token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:  # fmt: skip
+        self.knot = _LentKnot(knot)
+        self._shard = Shard(knot, VocabSpan(0, knot.header.config.vocab_size))
+        self._reroute, self._token, self._tls = reroute, token, tls
+        self._spec = EngineSpec(context=context)
+        # by the route that an engine was opened for, those used last at the end
+        self._engines: dict[tuple[Hop, ...], Engine] = {}
+        self._used: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self.routes = [
+            Route("/prepare", self._prepare, methods=["POST"]),
+            Route("/generate", _Generate(self), methods=["POST"]),
+        ]
+
+    @contextlib.contextmanager
+    def engine(self, hops: tuple[Hop, ...]) -> Any:
+        """Yield the engine of a route; it stays open for as long. Raises: what keeps a route from being used."""
+        with self._lock:
+            engine = self._engines.pop(hops, None)
+            # one that has left its route behind is another route's by now
+            if engine is not None and getattr(engine.stages, "hops", hops) != hops:
+                self._retire(engine)
+                engine = None
+            if engine is None:
+                engine = self._open(hops)
+            self._engines[hops] = engine
+            self._used[id(engine)] = self._used.get(id(engine), 0) + 1
+        try:
+            yield engine
+        finally:
+            with self._lock:
+                self._used[id(engine)] -= 1
+                idle = [h for h, e in self._engines.items() if not self._used.get(id(e))]
+                for old in idle[: max(0, len(idle) - MAX_IDLE)]:
+                    self._retire(self._engines.pop(old))
+                if engine not in self._engines.values():
+                    self._retire(engine)
+
+    def close(self) -> None:
+        """Close every engine."""
+        with self._lock:
+            for engine in self._engines.values():
+                engine.close()
+            self._engines.clear()
+
+    def _open(self, hops: tuple[Hop, ...]) -> Engine:
+        stages = RouteStages(self.knot, self._shard, hops, self._reroute, token=self._token, tls=self._tls)
+        try:
+            return Engine(self.knot, self._spec, stages)
+        except BaseException:
+            stages.close()
+            raise
+
+    def _retire(self, engine: Engine) -> None:
+        """Close an engine once nobody uses it; the lock is held."""
+        if not self._used.get(id(engine)):
+            self._used.pop(id(engine), None)
+            threading.Thread(target=engine.close, name="knotctl-retire", daemon=True).start()
+
+    def parse(self, document: dict[str, Any]) -> tuple[GenerationRequest, tuple[Hop, ...]]:
+        """Return the request and the route of a call. Raises: RequestError, UsageError."""
+        chat, body = document.get("chat"), document.get("body")
+        if not isinstance(chat, bool) or not isinstance(body, dict):
+            raise UsageError("usage", "request: expected chat, body and route")
+        parse = parse_chat if chat else parse_completion
+        wanted = parse(body, self.knot.header.config.vocab_size)
+        return wanted, parse_route(document.get("route"), self.knot.header.config.n_layers)
+
+    async def _prepare(self, request: Request) -> Response:
+        """Check a request and tokenise its prompt; what it would cost is known then, and nothing has begun."""
+        document = _object(await request.body())
+
+        def prepare() -> dict[str, Any]:
+            wanted, hops = self.parse(document)
+            with self.engine(hops) as engine:
+                ids = _prompt(engine, wanted)
+                room = engine.context_length - len(ids)
+                if not ids:
+                    raise RequestError("empty-prompt", "the prompt has no tokens", param="prompt")
+                if room < 1:
+                    raise context_exceeded(len(ids), engine.context_length, "messages" if wanted.messages else "prompt")
+                most = room if wanted.max_tokens is None else min(wanted.max_tokens, room)
+                return {"prompt": ids, "max_tokens": most, "context_length": engine.context_length}
+
+        try:
+            return JsonReply(await asyncio.to_thread(prepare))
+        except KnotctlError as e:
+            return _refusal(e)
+
+
+class _Generate:
+    """Runs a stream and tells it line by line, as an ASGI application: it must hear its caller leave."""
+
+    def __init__(self, work: HeadWork) -> None:
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        document = _object(await request.body())
+        try:
+            wanted, hops = self._work.parse(document)
+            ids, steps = document.get("prompt"), parse_steps(document.get("steps", []))
+            most = document.get("max_tokens")
+            if not isinstance(ids, list) or not isinstance(most, int) or most < len(steps):
+                raise UsageError("usage", "request: expected prompt and max_tokens, no fewer than the steps")
+            opening = contextlib.ExitStack()
+            engine = await asyncio.to_thread(opening.enter_context, self._work.engine(hops))
+        except KnotctlError as e:
+            await _refusal(e)(scope, receive, send)
+            return
+        told = _Told(engine, wanted, send)
+        try:
+            await told.run(request, ids, steps, most, ignore_stop=bool(document.get("ignore_stop")))
+        finally:
+            await asyncio.to_thread(opening.close)
+
+
+class _Told:
+    """One stream on its way to the tracker."""
+
+    def __init__(self, engine: Engine, wanted: GenerationRequest, send: Send) -> None:
+        self._engine, self._wanted, self._send = engine, wanted, send
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[_Item] = asyncio.Queue()
+        self._assembler = TextAssembler(engine.tokenizer, wanted.stops)
+        self._version = 0
+
+    async def run(self, request: Request, ids: list[int], steps: list[Step], most: int, *, ignore_stop: bool) -> None:
+        """Tell the stream behind the steps that were told before, by another head."""
+        for step in steps:
+            self._assembler.push(step)
+        stages = self._engine.stages
+        assert isinstance(stages, RouteStages)
+        self._version = stages.version
+        history = [*ids, *(s.token for s in steps)]
+        stream = self._engine.submit(
+            history, self._wanted.params, most - len(steps), ignore_stop=ignore_stop,
+            notify=lambda step: self._notify(step, stages.version),
+        )  # fmt: skip
+        headers = [(b"content-type", LINES_TYPE.encode())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        leaving = asyncio.create_task(until_left(request))
+        try:
+            while not leaving.done():
+                try:
+                    item: _Item = await asyncio.wait_for(self._queue.get(), BEAT_SECONDS)
+                except TimeoutError:
+                    await self._write({})
+                    continue
+                new, version = item
+                if version != self._version:
+                    self._version = version
+                    route = [{"node_id": h.node_id, "layers": [h.span.start, h.span.end]} for h in stages.hops]
+                    await self._write({"route": route, "crashes": stages.crashes})
+                if new is None:
+                    await self._write(self._end(stream.error, stream.finish_reason or "stop"), more=False)
+                    return
+                delta = self._assembler.push(new)
+                await self._write({"steps": [step_json(new)]} | delta_json(delta))
+                if self._assembler.stopped:
+                    await self._write({"finish": "stop"}, more=False)
+                    return
+        finally:
+            stream.cancel()
+            leaving.cancel()
+
+    def _end(self, error: KnotctlError | None, reason: str) -> dict[str, Any]:
+        if error is not None:
+            return error_json(error)
+        if reason == "cancelled":
+            return error_json(RequestError("shutting-down", "the worker is shutting down", status=503))
+        rest: Delta = self._assembler.finish()
+        return {"finish": "stop" if self._assembler.stopped else reason} | delta_json(rest)
+
+    def _notify(self, step: Step | None, version: int) -> None:
+        # In the engine's thread, which must outlive a loop that is closed already.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (step, version))
+
+    async def _write(self, document: dict[str, Any], *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": line(document), "more_body": more})
+
+
+def _prompt(engine: Engine, wanted: GenerationRequest) -> list[int]:
+    if wanted.messages is not None:
+        return encode_chat(engine.tokenizer, engine.template, wanted.messages)[1]
+    if isinstance(wanted.prompt, list):
+        return wanted.prompt
+    least = engine.tokenizer.least_tokens(wanted.prompt)
+    if least > engine.context_length:
+        raise context_exceeded(least, engine.context_length, "prompt")
+    return engine.tokenizer.with_bos(engine.tokenizer.encode(wanted.prompt))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    return parse_json_object(body, lambda code, what: UsageError(code, f"request: {what}"))
+
+
+def _refusal(error: KnotctlError) -> JsonReply:
+    document = error_json(as_error(error))
+    return JsonReply(document, document["error"]["status"])
