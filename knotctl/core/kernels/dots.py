@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from knotctl.core.kernels.levels import LEVEL
 from knotctl.core.kernels.machine import intrinsic
-from knotctl.core.kernels.simd import i8x64, i16x32, i32x4, i32x16
+from knotctl.core.kernels.simd import i8x64, i16x32, i32x16, pick
 
 _I16X16 = ir.VectorType(ir.IntType(16), 16)
 _I8X32 = ir.VectorType(ir.IntType(8), 32)
@@ -108,15 +107,11 @@ def dot_words(typing: Any, acc: Any, x: Any, y: Any) -> Any:
     return i32x16(i32x16, i16x32, i16x32), generate
 
 
-@intrinsic
-def dot_mins(typing: Any, low: Any, high: Any, sums: Any) -> Any:
-    """Return in 4 lanes the products, added in pairs, of 8 bytes (of two integers) and the 8 int16 at an address."""
-
-    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
-        words = ir.VectorType(ir.IntType(16), 8)
-        two = b.insert_element(ir.Constant(ir.VectorType(ir.IntType(32), 2), ir.Undefined), a[0], ir.IntType(32)(0))
-        two = b.insert_element(two, a[1], ir.IntType(32)(1))
-        mins = b.zext(b.bitcast(two, ir.VectorType(ir.IntType(8), 8)), words)
-        return _pairs(b, mins, b.load(b.inttoptr(a[2], words.as_pointer()), align=1))
-
-    return i32x4(types.uint32, types.uint32, types.int64), generate
+def pack_in_quarters(b: ir.IRBuilder, x: Any, y: Any) -> Any:
+    """Return 32 int16, 8 in each quarter: the 4 int32 of x, which fit, then those of y."""
+    if LEVEL == "avx512":
+        return _call(b, "llvm.x86.avx512.packssdw.512", i16x32.llvm, x, y)
+    if LEVEL != "generic":
+        return _by_halves(b, "llvm.x86.avx2.packssdw", _I16X16, x, y)
+    order = [8 * q + i for q in range(4) for i in (0, 2, 4, 6, 32, 34, 36, 38)]
+    return b.shuffle_vector(b.bitcast(x, i16x32.llvm), b.bitcast(y, i16x32.llvm), pick(order))

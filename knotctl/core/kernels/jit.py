@@ -104,3 +104,5 @@ def entry(signature: str) -> Callable[[Callable[..., Any]], Entry]:
 
 # A function that kernels call: compiled into each of them.
 inner = njit(**OPTIONS)
+# One that must become part of its caller: its branches on a constant argument are decided there.
+inlined = njit(forceinline=True, **OPTIONS)

@@ -18,7 +18,6 @@ from knotctl.core.kernels.simd import (
     i8x16,
     i8x32,
     i8x64,
-    i32x4,
     i32x16,
     pick,
     splat,
@@ -182,7 +181,10 @@ def halves_to_f32(typing: Any, bits: Any) -> Any:
     """Return the f16 in the low 16 bits of each lane (the others are ignored) as f32."""
 
     def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
-        return _half(b, a[0], i32x16.llvm, f32x16.llvm)
+        if LEVEL == "generic":
+            return _half(b, a[0], i32x16.llvm, f32x16.llvm)
+        halves = b.bitcast(b.trunc(a[0], ir.VectorType(ir.IntType(16), 16)), ir.VectorType(ir.HalfType(), 16))
+        return b.fpext(halves, f32x16.llvm)
 
     return f32x16(i32x16), generate
 
@@ -236,18 +238,6 @@ def load_rows(typing: Any, address: Any, stride: Any) -> Any:
 
 
 @intrinsic
-def nibbles_i8x64(typing: Any, packed: Any) -> Any:
-    """Return the 32 low nibbles of 32 bytes, then the 32 high ones."""
-
-    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
-        low = b.and_(a[0], constant(i8x32.llvm, [15] * 32))
-        high = b.lshr(a[0], constant(i8x32.llvm, [4] * 32))
-        return b.shuffle_vector(low, high, pick(list(range(64))))
-
-    return i8x64(i8x32), generate
-
-
-@intrinsic
 def twice_i8x64(typing: Any, x: Any, first: Any, more: Any) -> Any:
     """Return 32 bytes shifted right by `first`, then the same bytes shifted by `first + more`; both literals.
 
@@ -266,18 +256,6 @@ def twice_i8x64(typing: Any, x: Any, first: Any, more: Any) -> Any:
 
 
 @intrinsic
-def bytes_i32x16(typing: Any, low: Any, high: Any) -> Any:
-    """Return the 8 bytes of two integers, lowest first, as unsigned numbers in lanes 0-7."""
-
-    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
-        four = ir.Constant(ir.VectorType(_I32, 4), None)
-        four = b.insert_element(b.insert_element(four, a[0], _I32(0)), a[1], _I32(1))
-        return b.zext(b.bitcast(four, i8x16.llvm), i32x16.llvm)
-
-    return i32x16(types.uint32, types.uint32), generate
-
-
-@intrinsic
 def signed_i32x16(typing: Any, x: Any) -> Any:
     """Return 16 signed bytes as int32."""
     return i32x16(i8x16), lambda c, b, s, a: b.sext(a[0], i32x16.llvm)
@@ -291,22 +269,3 @@ def spread(typing: Any, x: Any, first: Any, count: Any) -> Any:
     start, n = first.literal_value, count.literal_value
     lanes = pick([start + i * n // 16 for i in range(16)])
     return i32x16(i32x16, first, count), lambda c, b, s, a: b.shuffle_vector(a[0], a[0], lanes)
-
-
-@intrinsic
-def store_totals(typing: Any, to_x: Any, x: Any, to_y: Any, y: Any) -> Any:
-    """Write the sum of 16 int32 to one address and that of 4 others to another, folded together."""
-
-    def generate(c: Any, b: ir.IRBuilder, s: Any, a: Any) -> Any:
-        def part(v: Any, indices: list[int]) -> Any:
-            return b.shuffle_vector(v, v, pick(indices))
-
-        x = b.add(part(a[1], list(range(8))), part(a[1], list(range(8, 16))))
-        x = b.add(part(x, [0, 1, 2, 3]), part(x, [4, 5, 6, 7]))
-        both = b.add(*(b.shuffle_vector(x, a[3], pick(i)) for i in ([0, 1, 4, 5], [2, 3, 6, 7])))
-        both = b.add(part(both, [0, 2]), part(both, [1, 3]))
-        for i, to in enumerate((a[0], a[2])):
-            b.store(b.extract_element(both, _I32(i)), b.inttoptr(to, _I32.as_pointer()), align=1)
-        return c.get_dummy_value()
-
-    return types.void(types.int64, i32x16, types.int64, i32x4), generate

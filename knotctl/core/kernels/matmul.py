@@ -33,7 +33,8 @@ from knotctl.core.kernels.quantize import (
     planes_at,
     quantize,
 )
-from knotctl.core.kernels.rows import BLOCK, row_q4_k, row_q5_k, row_q6_k
+from knotctl.core.kernels.rows import row_q4_k, row_q5_k, row_q6_k, scratch_256
+from knotctl.core.kernels.rows32 import row_q4_0, row_q4_1, row_q5_0, row_q5_1, row_q8_0, scratch_32
 from knotctl.core.kernels.simd import load_i64
 from knotctl.core.kernels.threads import get_threads, run
 from knotctl.core.kernels.tiles import (
@@ -254,7 +255,10 @@ def q8_0(args, scratch, begin, end):
 _TILES = {
     "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,
 }  # fmt: skip
-_ROWS = {"Q4_K": row_q4_k, "Q5_K": row_q5_k, "Q6_K": row_q6_k}
+_ROWS = {
+    "Q4_0": row_q4_0, "Q4_1": row_q4_1, "Q5_0": row_q5_0, "Q5_1": row_q5_1, "Q8_0": row_q8_0,
+    "Q4_K": row_q4_k, "Q5_K": row_q5_k, "Q6_K": row_q6_k,
+}  # fmt: skip
 _ALL = np.arange(TOKENS, dtype=np.uint16)  # the list of all tokens of a part
 _ALL_AT = address(_ALL)
 # Units a thread should find: enough that a core that is slower, or taken away for a while, delays nobody.
@@ -284,9 +288,9 @@ def matmul(
         n, units = columns // qtype.block, -(-rows // 16)
         grain = max(1, units // (_SHARES * get_threads()))
         weights, target, width = address(blocks), address(out) + 4 * row, out.strides[0] // 4
-        if acts.tokens == 1 and qtype.name in _ROWS:
+        if acts.tokens == 1 and columns >= 128:
             row_args = weights, row_bytes, n, rows, acts.parts[0][2], target
-            run(_ROWS[qtype.name], units, grain, row_args, n * BLOCK)
+            run(_ROWS[qtype.name], units, grain, row_args, scratch_256(n) if qtype.block == 256 else scratch_32(n))
             return
         for tokens, _, part in acts.parts:
             args = weights, row_bytes, n, rows, tokens, part, _ALL_AT, target, width

@@ -28,7 +28,10 @@ from knotctl.core.kernels.simd import (
     bits_f32x16,
     float_of,
     load_f32x16,
+    load_i8x16,
+    load_i8x32,
     load_i32x16,
+    load_i64,
     load_u32,
     mask,
     mul,
@@ -37,6 +40,8 @@ from knotctl.core.kernels.simd import (
     signed_larger,
     splat_f32x16,
     store_f32,
+    store_i8x16,
+    store_i8x32,
     store_i16,
     store_i32,
     store_i64,
@@ -83,6 +88,45 @@ def activation_kind(qtype: QType) -> str:
 def planes_at(part, blocks, tokens):
     """Return where a part's planes begin."""
     return part + (8 * blocks + 2 * blocks * tokens + 63) // 64 * 64
+
+
+@inner
+def rows_at(part, blocks, size):
+    """Return where one token's quants lie in the order of weights, behind planes of so many bytes a block.
+
+    Of each block of 256, both planes: 32 times the elements of nibbles 0 and 2, 1 and 3, 4 and 6, 5 and 7. Of each four
+    blocks of 32, both planes: the first 16 of all, then the last 16; behind them an integer for each four: whether
+    there is a second plane. Where 4 does not divide the blocks, the last four overlap those before.
+    """
+    return (planes_at(part, blocks, 1) + 2 * blocks * size + 63) // 64 * 64
+
+
+@inner
+def _arrange_256(part, blocks):
+    planes, to = planes_at(part, blocks, 1), rows_at(part, blocks, BYTES_256)
+    for b in range(blocks):
+        for i in range(8):
+            at, place = planes + BYTES_256 * b + 32 * i, to + 512 * b + i // 4 * 128 + i % 2 * 64 + i // 2 % 2 * 32
+            store_i8x32(place, load_i8x32(at))
+            if load_i64(part + 8 * b):
+                store_i8x32(place + 256, load_i8x32(at + blocks * BYTES_256))
+
+
+@inner
+def _arrange_32(part, blocks):
+    planes, to, quads = planes_at(part, blocks, 1), rows_at(part, blocks, BYTES_32), (blocks + 3) // 4
+    for j in range(quads):
+        first = min(4 * j, blocks - 4)
+        count = part + 8 * first
+        any_second = load_i64(count) | load_i64(count + 8) | load_i64(count + 16) | load_i64(count + 24)
+        store_i64(to + 256 * quads + 8 * j, any_second)
+        for k in range(4):
+            for half in range(2):
+                at, place = planes + BYTES_32 * (first + k) + 16 * half, to + 256 * j + 64 * half + 16 * k
+                store_i8x16(place, load_i8x16(at))
+                if any_second:
+                    x = load_i8x16(at + blocks * BYTES_32)
+                    store_i8x16(place + 128, x if load_i64(count + 8 * k) else mask(x, 0))
 
 
 @inner
@@ -169,6 +213,8 @@ def quantize_256(args, scratch, begin, end):
                 store_i16(part + 8 * blocks + 2 * (b * tokens + i), np.int16(t))
                 inverse2, scale2 = np.float32(inverse * np.float32(254)), np.float32(scale / np.float32(254))
                 _plane_256(at, inverse, scale, inverse2, second + region, i, tokens, scale2)
+    if tokens == 1:
+        _arrange_256(part, blocks)
 
 
 @Kernel
@@ -193,6 +239,8 @@ def quantize_32(args, scratch, begin, end):
                 store_i16(part + 8 * blocks + 2 * (b * tokens + i), np.int16(t))
                 inverse2, scale2 = np.float32(inverse * np.float32(254)), np.float32(scale / np.float32(254))
                 _plane_32(at, inverse, scale, inverse2, second + region, i, tokens, scale2)
+    if tokens == 1 and blocks >= 4:
+        _arrange_32(part, blocks)
 
 
 @Kernel
@@ -217,7 +265,8 @@ def quantized_bytes(qtype: QType, columns: int, tokens: int) -> int:
 
 
 def _part_bytes(blocks: int, tokens: int, size: int) -> int:
-    return 8 * blocks + 2 * blocks * tokens + 64 + 2 * blocks * tokens * size
+    arranged = 64 + (512 * blocks if size == BYTES_256 else 264 * -(-blocks // 4)) if tokens == 1 else 0
+    return 8 * blocks + 2 * blocks * tokens + 64 + 2 * blocks * tokens * size + arranged
 
 
 def _fresh(count: int) -> NDArray[np.uint8]:

@@ -1,29 +1,29 @@
 """One token: rows of K-type blocks as they stream by, at the memory's bandwidth.
 
-Lanes are elements. Each block's integer sums go to a thread's scratch, 16 rows side by side; after 16 rows the float
-steps run over it with rows as lanes, so that they are those of a tile, bit by bit. A block of scratch holds, 16 numbers
-each: isum, msum, the block's d and dmin as they lie there, and isum and msum of the second plane.
+Lanes are elements. Each block's integer sums go to a thread's scratch, those of 16 rows side by side; after 16 rows the
+float steps run over it with rows as lanes, so that they are those of a tile, bit by bit. Of Q4_K and Q5_K four rows are
+read together: their sums fold into one vector. Q6_K is at the memory's bandwidth with one row at a time.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from knotctl.core.kernels.dots import dot_mins, dot_small
-from knotctl.core.kernels.jit import Kernel, inner
-from knotctl.core.kernels.lanes import (
-    bytes_i32x16,
-    halves_to_f32,
-    nibbles_i8x64,
-    signed_i32x16,
-    spread,
-    store_totals,
-    to_f32,
-    total,
-    twice_i8x64,
-)
+from knotctl.core.kernels.dots import dot_small, dot_words
+from knotctl.core.kernels.jit import Kernel, inlined, inner
+from knotctl.core.kernels.lanes import halves_to_f32, signed_i32x16, spread, to_f32, total, twice_i8x64
 from knotctl.core.kernels.machine import arguments, prefetch
-from knotctl.core.kernels.quantize import BYTES_256, planes_at
+from knotctl.core.kernels.quantize import BYTES_256, planes_at, rows_at
+from knotctl.core.kernels.quarters import (
+    add_quarters,
+    fold_quarters,
+    load_bytes_i16x32,
+    load_twice,
+    set_bit_4_where,
+    splat_words,
+    spread_words,
+    words_in_quarters,
+)
 from knotctl.core.kernels.simd import (
     add,
     bit_or,
@@ -31,6 +31,7 @@ from knotctl.core.kernels.simd import (
     load_i8x16,
     load_i8x32,
     load_i8x64,
+    load_i32,
     load_i32x16,
     load_i64,
     load_u16,
@@ -42,115 +43,136 @@ from knotctl.core.kernels.simd import (
     splat_f32x16,
     store_f32x16,
     store_i32,
+    store_i32x16,
+    store_i64,
     sub,
     zero_f32x16,
     zero_i32x16,
 )
 
-ISUM, MSUM, HEAD, ISUM2, MSUM2, BLOCK = 0, 64, 128, 192, 256, 320
+# Offsets in a block's scratch: of Q4_K and Q5_K the sums with both planes, 4 vectors of 4 rows (a quarter) each;
+# the mins of 16 rows, 8 bytes each; d and dmin.
+SUMS, SUMS2, MINS, HEADS, BLOCK_K = 0, 256, 512, 640, 704
+# Of Q6_K: isum of both planes, and d as it lies there.
+ISUM, HEAD, ISUM2, BLOCK_6 = 0, 64, 128, 192
 # Bytes ahead of a row's block that its lines are fetched. Nearer is too late, farther gains nothing; without it Q6_K,
 # whose stride of 210 bytes trains no hardware prefetcher, runs at half the bandwidth.
 AHEAD = 8192
 
 
-@inner
-def _scales_and_mins(w):
-    """Return 8 scales, then 8 mins, in 16 lanes, and the mins as two integers of bytes (the layout is in decode.py)."""
-    a, b, c = load_u32(w + 4), load_u32(w + 8), load_u32(w + 12)
-    low, top = np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
-    s0, m0 = np.uint32(a & np.uint32(0x3F3F3F3F)), np.uint32(b & np.uint32(0x3F3F3F3F))
-    s1 = np.uint32((c & low) | ((a >> np.uint32(2)) & top))
-    m1 = np.uint32(((c >> np.uint32(4)) & low) | ((b >> np.uint32(2)) & top))
-    return s0, s1, m0, m1
+def scratch_256(blocks: int) -> int:
+    """Return the bytes of scratch for rows of so many blocks."""
+    return BLOCK_K * blocks
 
 
 @inner
-def _sums_k(q0, q1, q2, q3, s, m0, m1, plane, isum, msum):
-    """Write isum and msum of a block's 4 times 64 quants with one plane of one token."""
-    x = mul(dot_small(zero_i32x16(), q0, load_i8x64(plane)), spread(s, 0, 2))
-    x = add(x, mul(dot_small(zero_i32x16(), q1, load_i8x64(plane + 64)), spread(s, 2, 2)))
-    y = mul(dot_small(zero_i32x16(), q2, load_i8x64(plane + 128)), spread(s, 4, 2))
-    y = add(y, mul(dot_small(zero_i32x16(), q3, load_i8x64(plane + 192)), spread(s, 6, 2)))
-    store_totals(isum, add(x, y), msum, dot_mins(m0, m1, plane + 256))
+def _scales(w, mins):
+    """Return the 8 scales of a block, a byte each, and write its 8 mins (the layout is in decode.py)."""
+    both, later = load_i64(w + 4), np.int64(load_u32(w + 12))
+    first = both & 0x3F3F3F3F3F3F3F3F
+    later = (later | (later >> 4) << 32) & 0x0F0F0F0F0F0F0F0F | (both >> 2) & 0x3030303030303030
+    store_i64(mins, ((first >> 32) & 0xFFFFFFFF) | later & -0x100000000)
+    return (first & 0xFFFFFFFF) | later << 32
 
 
-@inner
-def _row_k(w, q0, q1, q2, q3, plane, second, to):
-    s0, s1, m0, m1 = _scales_and_mins(w)
-    s = bytes_i32x16(s0, s1)
-    store_i32(to + HEAD, np.int32(load_u32(w)))
-    _sums_k(q0, q1, q2, q3, s, m0, m1, plane, to + ISUM, to + MSUM)
-    if second:
-        _sums_k(q0, q1, q2, q3, s, m0, m1, second, to + ISUM2, to + MSUM2)
+@inlined
+def _quants(five, w):
+    """Return the 256 quants of a block by 64: sub-blocks 0 and 2, 1 and 3, 4 and 6, 5 and 7."""
+    p, q = load_i8x64(w + 48 if five else w + 16), load_i8x64(w + 112 if five else w + 80)
+    q0, q1, q2, q3 = mask(p, 15), shift_right(p, 4), mask(q, 15), shift_right(q, 4)
+    if five:
+        h = load_twice(w + 16)
+        q0, q1 = set_bit_4_where(q0, h, 1, 4), set_bit_4_where(q1, h, 2, 8)
+        q2, q3 = set_bit_4_where(q2, h, 16, 64), set_bit_4_where(q3, h, 32, 128)
+    return q0, q1, q2, q3
 
 
-@inner
-def _finish_k(scratch, blocks, part, first, out):
-    """Run the float steps of 16 rows."""
-    f, g = zero_f32x16(), zero_f32x16()
-    for b in range(blocks):
-        at = scratch + BLOCK * b
-        head = load_i32x16(at + HEAD)
-        d, m = halves_to_f32(mask(head, 0xFFFF)), halves_to_f32(shift_right(head, 16))
-        a = splat_f32x16(load_f32(first + BYTES_256 * b + 336))
-        f = add(f, mul(to_f32(load_i32x16(at + ISUM)), mul(d, a)))
-        f = sub(f, mul(to_f32(load_i32x16(at + MSUM)), mul(m, a)))
-        if load_i64(part + 8 * b):
-            a = splat_f32x16(load_f32(first + BYTES_256 * (blocks + b) + 336))
-            g = add(g, mul(to_f32(load_i32x16(at + ISUM2)), mul(d, a)))
-            g = sub(g, mul(to_f32(load_i32x16(at + MSUM2)), mul(m, a)))
-    store_f32x16(out, add(f, g))
+@inlined
+def _scaled(quants, scales, a):
+    """Return in 16 partial sums isum of a block: the sums of 4 products fit int16, as its scales do."""
+    q0, q1, q2, q3 = quants
+    x0, x1 = dot_small(zero_i32x16(), q0, load_i8x64(a)), dot_small(zero_i32x16(), q1, load_i8x64(a + 64))
+    x2, x3 = dot_small(zero_i32x16(), q2, load_i8x64(a + 128)), dot_small(zero_i32x16(), q3, load_i8x64(a + 192))
+    x = dot_words(zero_i32x16(), words_in_quarters(x0, x1), spread_words(scales, 0))
+    return dot_words(x, words_in_quarters(x2, x3), spread_words(scales, 4))
+
+
+@inlined
+def _isum(sums):
+    """Return isum of 16 rows from their partial sums."""
+    return add_quarters((load_i32x16(sums), load_i32x16(sums + 64), load_i32x16(sums + 128), load_i32x16(sums + 192)))
+
+
+@inlined
+def _msum(mins, sums):
+    """Return msum of 16 rows: the mins of 4 rows fill a vector."""
+    by = splat_words(sums)
+    m0 = dot_words(zero_i32x16(), load_bytes_i16x32(mins), by)
+    m1 = dot_words(zero_i32x16(), load_bytes_i16x32(mins + 32), by)
+    m2 = dot_words(zero_i32x16(), load_bytes_i16x32(mins + 64), by)
+    m3 = dot_words(zero_i32x16(), load_bytes_i16x32(mins + 96), by)
+    return fold_quarters((m0, m1, m2, m3))
+
+
+@inlined
+def _step_k(f, isum, msum, d, m, scale):
+    """Add a block's part to the sums of 16 rows."""
+    a = splat_f32x16(load_f32(scale))
+    f = add(f, mul(to_f32(isum), mul(d, a)))
+    return sub(f, mul(to_f32(msum), mul(m, a)))
+
+
+@inlined
+def _rows_k(five, size, args, scratch, begin, end):
+    w, stride, blocks, rows, part, out = arguments(args, 6)
+    first, arranged = planes_at(part, blocks, 1), rows_at(part, blocks, BYTES_256)
+    for tile in range(begin, end):
+        r0 = min(16 * tile, rows - 16)
+        for r in range(0, 16, 4):
+            at, ahead = w + (r0 + r) * stride, w + (r0 + r) * stride + AHEAD
+            for b in range(blocks):
+                for i in range(0, 4 * size, 64):
+                    prefetch(ahead + i)
+                to, bt, ct, dt = scratch + BLOCK_K * b, at + stride, at + 2 * stride, at + 3 * stride
+                # Row 4i + k's mins lie where _msum's sums of 4 vectors put row 4i + k: at 4k + i.
+                mins, heads = to + MINS + 2 * r, to + HEADS + 4 * r
+                s0, s1 = _scales(at, mins), _scales(bt, mins + 32)
+                s2, s3 = _scales(ct, mins + 64), _scales(dt, mins + 96)
+                store_i32(heads, load_i32(at))
+                store_i32(heads + 4, load_i32(bt))
+                store_i32(heads + 8, load_i32(ct))
+                store_i32(heads + 12, load_i32(dt))
+                q0, q1, q2, q3 = _quants(five, at), _quants(five, bt), _quants(five, ct), _quants(five, dt)
+                a = arranged + 512 * b
+                x = _scaled(q0, s0, a), _scaled(q1, s1, a), _scaled(q2, s2, a), _scaled(q3, s3, a)
+                store_i32x16(to + SUMS + 16 * r, fold_quarters(x))
+                if load_i64(part + 8 * b):
+                    a += 256
+                    x = _scaled(q0, s0, a), _scaled(q1, s1, a), _scaled(q2, s2, a), _scaled(q3, s3, a)
+                    store_i32x16(to + SUMS2 + 16 * r, fold_quarters(x))
+                at, ahead = at + size, ahead + 4 * size
+        f, g = zero_f32x16(), zero_f32x16()
+        for b in range(blocks):
+            at, plane = scratch + BLOCK_K * b, first + BYTES_256 * b
+            heads = load_i32x16(at + HEADS)
+            d, m = halves_to_f32(heads), halves_to_f32(shift_right(heads, 16))
+            f = _step_k(f, _isum(at + SUMS), _msum(at + MINS, plane + 256), d, m, plane + 336)
+            if load_i64(part + 8 * b):
+                plane += BYTES_256 * blocks
+                g = _step_k(g, _isum(at + SUMS2), _msum(at + MINS, plane + 256), d, m, plane + 336)
+        store_f32x16(out + 4 * r0, add(f, g))
 
 
 @Kernel
 def row_q4_k(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, part, out = arguments(args, 6)
-    first = planes_at(part, blocks, 1)
-    for tile in range(begin, end):
-        r0 = min(16 * tile, rows - 16)
-        for r in range(16):
-            at, to = w + (r0 + r) * stride, scratch + 4 * r
-            for b in range(blocks):
-                prefetch(at + AHEAD)
-                prefetch(at + AHEAD + 64)
-                prefetch(at + AHEAD + 128)
-                q0, q1 = nibbles_i8x64(load_i8x32(at + 16)), nibbles_i8x64(load_i8x32(at + 48))
-                q2, q3 = nibbles_i8x64(load_i8x32(at + 80)), nibbles_i8x64(load_i8x32(at + 112))
-                plane = first + BYTES_256 * b
-                second = first + BYTES_256 * (blocks + b) if load_i64(part + 8 * b) else 0
-                _row_k(at, q0, q1, q2, q3, plane, second, to + BLOCK * b)
-                at += 144
-        _finish_k(scratch, blocks, part, first, out + 4 * r0)
-
-
-@inner
-def _fifth(packed, high, bit):
-    """Return 64 quants of Q5_K: the nibbles of 32 bytes under bits `bit` (a literal) and `bit` + 1 of 32 others."""
-    return bit_or(nibbles_i8x64(packed), shift_left(mask(twice_i8x64(high, bit, 1), 1), 4))
+    _rows_k(False, 144, args, scratch, begin, end)
 
 
 @Kernel
 def row_q5_k(args, scratch, begin, end):
     """Units are tiles of 16 rows."""
-    w, stride, blocks, rows, part, out = arguments(args, 6)
-    first = planes_at(part, blocks, 1)
-    for tile in range(begin, end):
-        r0 = min(16 * tile, rows - 16)
-        for r in range(16):
-            at, to = w + (r0 + r) * stride, scratch + 4 * r
-            for b in range(blocks):
-                prefetch(at + AHEAD)
-                prefetch(at + AHEAD + 64)
-                prefetch(at + AHEAD + 128)
-                h = load_i8x32(at + 16)
-                q0, q1 = _fifth(load_i8x32(at + 48), h, 0), _fifth(load_i8x32(at + 80), h, 2)
-                q2, q3 = _fifth(load_i8x32(at + 112), h, 4), _fifth(load_i8x32(at + 144), h, 6)
-                plane = first + BYTES_256 * b
-                second = first + BYTES_256 * (blocks + b) if load_i64(part + 8 * b) else 0
-                _row_k(at, q0, q1, q2, q3, plane, second, to + BLOCK * b)
-                at += 176
-        _finish_k(scratch, blocks, part, first, out + 4 * r0)
+    _rows_k(True, 176, args, scratch, begin, end)
 
 
 @inner
@@ -183,7 +205,7 @@ def row_q6_k(args, scratch, begin, end):
                 q1 = bit_or(shift_right(p0, 4), mask(h0, 48))
                 q2 = bit_or(mask(p1, 15), shift_left(mask(h1, 3), 4))
                 q3 = bit_or(shift_right(p1, 4), mask(h1, 48))
-                s, to_block = signed_i32x16(load_i8x16(at + 192)), to + BLOCK * b
+                s, to_block = signed_i32x16(load_i8x16(at + 192)), to + BLOCK_6 * b
                 store_i32(to_block + HEAD, np.int32(load_u16(at + 208)))
                 _sum_q6_k(q0, q1, q2, q3, s, first + BYTES_256 * b, to_block + ISUM)
                 if load_i64(part + 8 * b):
@@ -191,7 +213,7 @@ def row_q6_k(args, scratch, begin, end):
                 at += 210
         f, g = zero_f32x16(), zero_f32x16()
         for b in range(blocks):
-            at = scratch + BLOCK * b
+            at = scratch + BLOCK_6 * b
             d = halves_to_f32(load_i32x16(at + HEAD))
             a = splat_f32x16(load_f32(first + BYTES_256 * b + 336))
             f = add(f, mul(to_f32(load_i32x16(at + ISUM)), mul(d, a)))

@@ -46,7 +46,7 @@ class _VectorModel(models.PrimitiveModel):
 
 i8x16, i8x32, i8x64 = Vector("i8", 16), Vector("i8", 32), Vector("i8", 64)
 i16x32 = Vector("i16", 32)
-i32x4, i32x8, i32x16 = Vector("i32", 4), Vector("i32", 8), Vector("i32", 16)
+i32x8, i32x16 = Vector("i32", 8), Vector("i32", 16)
 f32x16 = Vector("f32", 16)
 
 
@@ -102,7 +102,8 @@ store_i16, store_i64 = _storer(*_scalar("i16")), _storer(*_scalar("i64"))
 load_i8x16, load_i8x32, load_i8x64 = (_loader(v, v.llvm) for v in (i8x16, i8x32, i8x64))
 load_i16x32, store_i16x32 = _loader(i16x32, i16x32.llvm), _storer(i16x32, i16x32.llvm)
 load_i32x16 = _loader(i32x16, i32x16.llvm)
-store_i32x16 = _storer(i32x16, i32x16.llvm)
+store_i32x16, store_i8x16 = _storer(i32x16, i32x16.llvm), _storer(i8x16, i8x16.llvm)
+store_i8x32 = _storer(i8x32, i8x32.llvm)
 load_i32x8, load_f32x16 = _loader(i32x8, i32x8.llvm), _loader(f32x16, f32x16.llvm)
 store_f32x16 = _storer(f32x16, f32x16.llvm)
 
