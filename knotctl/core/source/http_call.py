@@ -1,7 +1,8 @@
 """HTTP/1.1 calls between nodes: persistent connections, one deadline for a whole call, a way out while it waits.
 
-Written for the station hop, where a client that knows of sockets only costs a tenth of a general one's time
-(measured: 60 us against 700 us of httpx2 for a frame of one token). No redirects, no proxies, no cookies.
+Written for the station hop, of which a token pays one a station: measured over loopback with a frame of one token,
+medians of 500, this client takes 0.10 ms of CPU and 0.20 ms in all, httpx2 0.38 and 0.64. No redirects, no proxies, no
+cookies.
 """
 
 from __future__ import annotations
