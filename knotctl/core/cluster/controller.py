@@ -170,18 +170,37 @@ class Controller:
         """Close gaps, place idle nodes, and give the orders that can be given."""
         static = self.policy.rebalance == "static"
         covered = self.placement.coverage
+        if not self.books.coverage.covered and not static:
+            self._take_back()
         if not covered.covered:
-            self._changed(close_gaps(self.placement, self._idle_nodes(), fixed=self.members if static else ()))
+            good = [c for c in self._idle_nodes() if self._trusted(c.node_id)]
+            self._changed(close_gaps(self.placement, good, fixed=self.members if static else ()))
         if not covered.covered and not static:
-            self._mend([i for i, m in self.members.items() if m.served or not self.holds.level(i)])
+            self._mend([i for i in self.members if self._trusted(i)])
+        if not covered.covered:
             # Nobody else can: a node that was held down, or failed before, is better than none.
-            pool = sorted((self.members[i].capacity for i in self._held_down), key=lambda c: c.order)
-            self._changed(close_gaps(self.placement, pool))
+            last = self._held_down | set(self._idle_key)
+            pool = sorted((self.members[i].capacity for i in last), key=lambda c: c.order)
+            self._changed(close_gaps(self.placement, pool, fixed=self.members if static else ()))
+        if not covered.covered and not static:
             self._mend(self.members)
         if self._idle and (covered.covered or static):
             most = len(self._idle) if static else self.budget.left(self.now, for_gap=False)
             self._changed(add_copies(self.placement, self._idle_nodes(most), self.policy))
         return self._give()
+
+    def _take_back(self) -> None:
+        """Rely no more on nodes that failed before for what nobody serves now: they may load it, others shall too."""
+        for gap in self.books.coverage.gaps():
+            for node_id, place in list(self.placement.places.items()):
+                overlaps = place.span.start < gap.end and gap.start < place.span.end
+                if overlaps and not self._trusted(node_id):
+                    self.placement.remove(node_id)
+                    self._make_idle(node_id)
+
+    def _trusted(self, node_id: str) -> bool:
+        """Whether a node has served since it last failed, or never failed."""
+        return self.members[node_id].served or not self.holds.level(node_id)
 
     def _give(self) -> list[Directive]:
         given: list[Directive] = []
@@ -215,24 +234,30 @@ class Controller:
         self._moving.add(node_id)
         if done and order.kind is Kind.LOAD:
             self.members[node_id].served = True
+            if node_id not in self.placement.places:
+                self._keep_what_it_has(node_id, "has it after all")
             self._moving |= self._blocked
             self.critical = {s for s in self.critical if not self.books.coverage.least(s)}
         elif order.kind is Kind.LOAD:
             # Others get its layers, and it waits as if it had left; what it serves it goes on serving.
             self.holds.failed(node_id, self.now)
             self.placement.remove(node_id)
-            held = sorted(self.books.held[node_id], key=len)
-            if held:
-                self.placement.put(self.members[node_id].capacity, held[-1], "keeps what it has: its last load failed")
+            if self.books.held[node_id]:
+                self._keep_what_it_has(node_id, "keeps what it has: its last load failed")
             else:
                 self._make_idle(node_id)
+
+    def _keep_what_it_has(self, node_id: str, why: str) -> None:
+        longest = max(self.books.held[node_id], key=len)
+        self.placement.put(self.members[node_id].capacity, longest, why)
+        self._changed([node_id])
 
     def _improve(self) -> None:
         self._news = False
         before = {i: self.books.held[i] for i in self.members}
         capacities = {i: m.capacity for i, m in self.members.items()}
         spans = self.placement.spans()
-        improve(self.placement, capacities, self.policy, before, self._held_down)
+        improve(self.placement, capacities, self.policy, before, self._held_down, thorough=False)
         self._changed(i for i, p in self.placement.places.items() if spans.get(i) != p.span)
         route = fastest_route(stages_of(self.placement), self.model, self.policy.hop(self.model.hidden_size)) or ()
         most = self.budget.left(self.now, for_gap=False)

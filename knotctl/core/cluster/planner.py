@@ -133,10 +133,12 @@ def stages_of(placement: Placement) -> Iterable[Stage]:
     return ((p.capacity, p.span) for p in placement.places.values())
 
 
-def best_chain(capacities: Iterable[Capacity], model: ModelLayers, terms: Terms) -> Chain:
-    """Return the cheapest chain found; for a few nodes the cheapest there is."""
+def best_chain(capacities: Iterable[Capacity], model: ModelLayers, terms: Terms, *, thorough: bool = True) -> Chain:
+    """Return the cheapest chain found; for a few nodes the cheapest there is, unless quick will do and covers."""
     pool = list(capacities)
     found = cheapest(pool, model, terms)
+    if not thorough and not found.gap_layers:
+        return found
     if affordable(len(pool), model.n_layers):
         exact = optimum(pool, model, terms)
         # Of equals the first is kept, whose order is the largest fit first.
@@ -195,11 +197,13 @@ def improve(
     policy: Policy,
     before: Mapping[str, Sequence[LayerSpan]],
     leave_alone: Collection[str] = (),
+    *,
+    thorough: bool = True,
 ) -> None:
     """Take a faster chain where it pays and can be reached without a gap.
 
     It pays where a token takes less time by `policy.hysteresis`, the bytes to be moved weighed in: moving the whole
-    model must buy that much again.
+    model must buy that much again. `thorough` searches exactly where nodes are few.
     """
     model, hop = placement.model, policy.hop(placement.model.hidden_size)
     while True:
@@ -209,7 +213,10 @@ def improve(
         now = times_of(route, model, policy).token
         price = round(now * policy.hysteresis), max(1, max(c.sizes.total for c, _ in route))
         free = [c for i, c in capacities.items() if i not in leave_alone]
-        chain = best_chain(free, model, Terms(hop, placement.spans(), price))
+        least = bound(free, model, hop)
+        if least is None or least * (1 + policy.hysteresis) > now:
+            return
+        chain = best_chain(free, model, Terms(hop, placement.spans(), price), thorough=thorough)
         token = now if chain.gap_layers else times_of(chain.stages, model, policy).token
         if token >= now or token * (1 + policy.hysteresis) > now:
             return

@@ -88,19 +88,16 @@ class Recorder:
 
     def joined(self, now: float, actor: Actor) -> None:
         """A node came up."""
-        self._pass(now)
         self.room_up += self.room[actor.node.node_id]
         self.came.setdefault(actor.node.node_id, now)
 
     def crashed(self, now: float, truth: CoverageMap, actor: Actor) -> None:
         """A node went down with all it held."""
-        self._pass(now)
         self.room_up -= self.room[actor.node.node_id]
         self._look(now, truth)
 
     def gained(self, now: float, truth: CoverageMap) -> None:
         """A node began to serve layers."""
-        self._pass(now)
         self._look(now, truth)
 
     def loading(self, now: float, d: Directive, serving: bool) -> None:
@@ -120,7 +117,6 @@ class Recorder:
         """A node let go of layers."""
         self.drops += 1
         self.opened += truth.least(span) < 1
-        self._pass(now)
         self._look(now, truth)
 
     def probed(self, now: float, actor: Actor) -> None:
@@ -136,7 +132,6 @@ class Recorder:
 
     def hour(self, truth: CoverageMap, now: float) -> None:
         """Close an hour's row."""
-        self._pass(now)
         loads, moved, uncovered = self.before
         self.rows.append({
             "hour": len(self.rows) + 1,
@@ -152,7 +147,6 @@ class Recorder:
 
     def finish(self, truth: CoverageMap, end: float) -> Report:
         """Return the report at the end."""
-        self._pass(end)
         self._end_outage(end)
         hours = end / 3600
         rates = self.controller.placement.coverage.rates
@@ -189,8 +183,8 @@ class Recorder:
         route = fastest_route(stages_of(self.controller.placement), self.model, self.policy.hop(self.model.hidden_size))
         return milliseconds(times_of(route, self.model, self.policy).token) if route else None
 
-    def _pass(self, now: float) -> None:
-        """Let time go by in the state that things are in."""
+    def passed(self, now: float) -> None:
+        """Let time go by in the state that things are in: to be called before anything changes."""
         if self.first_covered is not None and not self.covered:
             passed, books = now - self.since, self.controller.books
             self.uncovered_s += passed

@@ -31,7 +31,8 @@ class _Body:
     """A node as it is: what it really holds, whether it is up, and what it is busy with."""
 
     actor: Actor
-    draw: random.Random
+    life: random.Random
+    noise: random.Random  # apart from life, so that a policy that measures more often changes nobody's life
     up: bool = False
     stay: int = 0  # rises with every crash: what was under way is void
     held: list[LayerSpan] = field(default_factory=list)
@@ -42,6 +43,11 @@ class _Body:
     slow_factor: float = 1.0
 
 
+def _draws(seed: int, actor: Actor) -> tuple[random.Random, random.Random]:
+    life, noise = (random.Random(f"{seed}/{what}/{actor.node.node_id}") for what in ("life", "noise"))
+    return life, noise
+
+
 class Simulation:
     """One scenario under one policy."""
 
@@ -50,9 +56,7 @@ class Simulation:
         self.model = scenario.model
         self.controller = Controller(scenario.model, policy)
         self.truth = CoverageMap(scenario.model.n_layers)
-        self.bodies = {
-            a.node.node_id: _Body(a, random.Random(f"{scenario.seed}/life/{a.node.node_id}")) for a in scenario.actors
-        }
+        self.bodies = {a.node.node_id: _Body(a, *_draws(scenario.seed, a)) for a in scenario.actors}
         self.now = 0.0
         self.end = scenario.hours * 3600
         self.log = Recorder(scenario, policy, self.controller)
@@ -76,12 +80,15 @@ class Simulation:
             at, _, act = heapq.heappop(self._queue)
             while at >= hour * 3600:
                 self.now = hour * 3600.0
+                self.log.passed(self.now)
                 self.log.hour(self.truth, self.now)
                 advance(1)
                 hour += 1
             self.now = at
+            self.log.passed(at)
             act()
         self.now = self.end
+        self.log.passed(self.end)
         return self.log.finish(self.truth, self.end)
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
@@ -103,7 +110,7 @@ class Simulation:
             self._hold(body, body.kept)
         body.kept = []
         if body.actor.up_s is not None:
-            stays = body.draw.expovariate(1 / body.actor.up_s)
+            stays = body.life.expovariate(1 / body.actor.up_s)
             self._at(self.now + stays, lambda: self._crash(body, None, stay))
         self.log.joined(self.now, body.actor)
         self._send(self.controller.join(body.actor.node, self.now, body.held))
@@ -125,7 +132,7 @@ class Simulation:
         gone = body.stay
         self._at(self.now + DETECT_S, lambda: self._missed(body, gone))
         if for_s is not None or body.actor.up_s is not None:
-            away = for_s if for_s is not None else body.draw.expovariate(1 / body.actor.down_s)
+            away = for_s if for_s is not None else body.life.expovariate(1 / body.actor.down_s)
             self._at(self.now + away, lambda: self._come(body))
 
     def _missed(self, body: _Body, stay: int) -> None:
@@ -134,7 +141,7 @@ class Simulation:
 
     def _slow(self, body: _Body, factor: float, for_s: float | None) -> None:
         body.slow_factor = factor
-        self._at(self.now + body.draw.uniform(0, 300), lambda: self._probe(body, body.stay))
+        self._at(self.now + body.noise.uniform(0, 300), lambda: self._probe(body, body.stay))
         if for_s is not None:
             self._at(self.now + for_s, lambda: self._slow(body, 1.0, None))
 
@@ -143,7 +150,7 @@ class Simulation:
         if not body.up or body.stay != stay or not body.held:
             return
         factor = body.actor.true_factor * body.slow_factor
-        seen = body.actor.node.tokens_per_s * factor * body.draw.uniform(1 - _NOISE, 1 + _NOISE)
+        seen = body.actor.node.tokens_per_s * factor * body.noise.uniform(1 - _NOISE, 1 + _NOISE)
         self._send(self.controller.measured(body.actor.node.node_id, seen, self.now))
         self.log.probed(self.now, body.actor)
 

@@ -20,9 +20,9 @@ from knotctl.core.knot.layout import DIGESTS_TENSOR, TOKENIZER_TENSOR
 
 _LAYER = re.compile(r"blk_(0|[1-9][0-9]{0,4})_.+", re.DOTALL | re.ASCII)
 _EMBEDDING, _OUTPUT = knot_name(TOKEN_EMBD), knot_name(OUTPUT)
-# A prefill chunk as stations cut it, the frames of hidden states that come and go with it, and the kernels' scratch.
+# A prefill chunk as stations cut it; beside it the program with its kernels, and their scratch on up to 32 threads.
 _CHUNK_TOKENS = 512
-_SCRATCH_BYTES = 2 << 20
+_PROGRAM_BYTES = 56 << 20
 
 
 def model_layers(header: KnotHeader, name: str) -> ModelLayers:
@@ -92,7 +92,7 @@ def station_bytes(config: KnotConfig) -> int:
     attention = 4 * (3 * hidden + 2 * q + 4 * kv) + 2 * (hidden + q)
     feed_forward = 4 * (3 * hidden + 2 * ffn) + 2 * (hidden + ffn)
     frames = 2 * hidden * 4
-    return _CHUNK_TOKENS * (max(attention, feed_forward) + frames) + config.vocab_size * 4 + _SCRATCH_BYTES
+    return _CHUNK_TOKENS * (max(attention, feed_forward) + frames) + config.vocab_size * 4 + _PROGRAM_BYTES
 
 
 def _most_bytes(tensors: Iterable[TensorEntry]) -> str:

@@ -33,7 +33,9 @@ def a_model(n_layers: int = 100, layer: int | list[int] = GB, **more: Any) -> Mo
 def a_node(node_id: str, gigabytes: float, tokens_per_s: float = 10.0, held: str | None = None, **more: Any) -> Node:
     """A node at nf4 that holds layers `held`, written 0:14."""
     current = () if held is None else (Held(LayerSpan.parse(held), "nf4"),)
-    return Node(node_id, round(gigabytes * GB), more.pop("quantizations", ("nf4",)), tokens_per_s, current=current, **more)
+    return Node(
+        node_id, round(gigabytes * GB), more.pop("quantizations", ("nf4",)), tokens_per_s, current=current, **more
+    )
 
 
 # Everything given fits: headroom and hops are tested by themselves.
@@ -79,7 +81,9 @@ def nodes(draw: st.DrawFn, model: ModelLayers, policy: Policy, most: int = 6) ->
     for i in range(draw(st.integers(0, most))):
         share = draw(st.sampled_from([0.05, 0.2, 0.4, 0.7, 1.3]))
         kinds = draw(st.sampled_from([("nf4",), ("int8",), ("nf4", "int8")]))
-        node = Node(f"n{i}", max(1, int(share * sizes.total)), kinds, draw(st.sampled_from([1.0, 2.0, 5.5, 20.0, 60.0])))
+        node = Node(
+            f"n{i}", max(1, int(share * sizes.total)), kinds, draw(st.sampled_from([1.0, 2.0, 5.5, 20.0, 60.0]))
+        )
         c = capacities_of([node], model, policy)[0].get(node.node_id)
         start = draw(st.integers(0, model.n_layers - 1))
         if c is not None and draw(st.booleans()) and (end := c.end_from(start)) > start:
@@ -158,7 +162,7 @@ def runs_of(layers: set[int]) -> list[tuple[int, int]]:
 
 
 def least_time(capacities: Mapping[str, Capacity], model: ModelLayers, hop: int) -> int | None:
-    """The time of a token over the best chain by trying every order of nodes and every boundary; None if none covers."""
+    """The time of a token over the best chain, by trying every order and every boundary; None if none covers."""
 
     @cache
     def rest(start: int, order: tuple[str, ...]) -> int | None:

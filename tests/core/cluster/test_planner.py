@@ -164,7 +164,10 @@ class TestEachRule:
         nodes = [a_node("four", 5, 10), a_node("eight", 10, 10, quantizations=("int8",))]
         plan = make_plan(model, nodes, PLAIN)
         assert plan.covered
-        assert {i: p.capacity.quantization for i, p in plan.placement.places.items()} == {"four": "nf4", "eight": "int8"}
+        assert {i: p.capacity.quantization for i, p in plan.placement.places.items()} == {
+            "four": "nf4",
+            "eight": "int8",
+        }
 
     def test_the_finest_quantisation_that_fits_where_it_is_asked_for(self) -> None:
         model = a_model(10, bytes_per_layer={"nf4": GB, "int8": 2 * GB})
@@ -172,7 +175,9 @@ class TestEachRule:
         for precision, expected in (("smallest", "nf4"), ("finest", "int8")):
             plan = make_plan(model, nodes, replace(PLAIN, precision=precision))
             assert plan.placement.places["a"].capacity.quantization == expected
-        tight = make_plan(model, [a_node("a", 15, 10, quantizations=("nf4", "int8"))], replace(PLAIN, precision="finest"))
+        tight = make_plan(
+            model, [a_node("a", 15, 10, quantizations=("nf4", "int8"))], replace(PLAIN, precision="finest")
+        )
         assert tight.placement.places["a"].capacity.quantization == "nf4"
 
     def test_what_nodes_hold_is_kept_where_moving_saves_little(self) -> None:
@@ -195,7 +200,10 @@ class TestEachRule:
 
     def test_speeds_on_different_models_are_compared_by_their_sizes(self) -> None:
         model = a_model(10, parameters=8 * GB)
-        nodes = [a_node("on-half", 8, 50, benchmark_model="qwen-0.5B"), a_node("on-eight", 8, 10, benchmark_model="Llama-3-8B")]
+        nodes = [
+            a_node("on-half", 8, 50, benchmark_model="qwen-0.5B"),
+            a_node("on-eight", 8, 10, benchmark_model="Llama-3-8B"),
+        ]
         assert len(make_plan(model, nodes, PLAIN).placement.places["on-eight"].span) == 8
 
     def test_a_node_over_its_headroom_goes_on_serving_what_nobody_else_can(self) -> None:
