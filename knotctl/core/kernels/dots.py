@@ -66,14 +66,14 @@ def _dot_bytes(b: ir.IRBuilder, acc: Any, w: Any, a: Any) -> Any:
     if LEVEL == "avx2":
         # Two products of 8 bits by 7 overflow int16: the top bit goes alone.
         low, top = (b.and_(w, ir.Constant(i8x64.llvm, [mask] * 64)) for mask in (127, 128))
-        return _dot_small(b, _dot_small(b, acc, low, a), top, a)
+        return add_small_products(b, add_small_products(b, acc, low, a), top, a)
     w, a = b.bitcast(w, i16x32.llvm), b.bitcast(a, i16x32.llvm)
     eight = ir.Constant(i16x32.llvm, [8] * 32)
     even = _pairs(b, b.and_(w, ir.Constant(i16x32.llvm, [255] * 32)), b.ashr(b.shl(a, eight), eight))
     return b.add(acc, b.add(even, _pairs(b, b.lshr(w, eight), b.ashr(a, eight))))
 
 
-def _dot_small(b: ir.IRBuilder, acc: Any, w: Any, a: Any) -> Any:
+def add_small_products(b: ir.IRBuilder, acc: Any, w: Any, a: Any) -> Any:
     """Return acc + the sums of 4 products, for w up to 128: two products then fit int16."""
     if LEVEL != "avx2":
         return _dot_bytes(b, acc, w, a)
@@ -91,7 +91,7 @@ def dot_bytes(typing: Any, acc: Any, w: Any, a: Any) -> Any:
 @intrinsic
 def dot_small(typing: Any, acc: Any, w: Any, a: Any) -> Any:
     """Return acc + in each lane the sum of 4 products of bytes 0 … 128 and signed bytes."""
-    return i32x16(i32x16, i8x64, i8x64), lambda c, b, s, x: _dot_small(b, *x)
+    return i32x16(i32x16, i8x64, i8x64), lambda c, b, s, x: add_small_products(b, *x)
 
 
 @intrinsic

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from knotctl.core.kernels.addresses import address
 from knotctl.core.kernels.decode import check_computable
+from knotctl.core.kernels.few import FEW, few_q4_k, few_q6_k
 from knotctl.core.kernels.floats import float_rows
 from knotctl.core.kernels.jit import Kernel, inner
 from knotctl.core.kernels.machine import arguments
@@ -80,10 +81,13 @@ def q4_k(args, scratch, begin, end):
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(blocks):
+            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
+            if 2 <= tokens <= FEW and not count:
+                few_q4_k(tokens, at + 144 * b, stride, scratch, first + b * plane, f, ahead + 16 * 144 * b)
+                continue
             unpack_q4_k(at + 144 * b, stride, scratch, ahead + 16 * 144 * b)
             widen(scratch, 64)
             multiply_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
-            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
             if count:
                 multiply_k(scratch, count, listed, first + (blocks + b) * plane, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
@@ -99,10 +103,10 @@ def q5_k(args, scratch, begin, end):
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(blocks):
+            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
             unpack_q5_k(at + 176 * b, stride, scratch, ahead + 16 * 176 * b)
             widen(scratch, 64)
             multiply_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
-            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
             if count:
                 multiply_k(scratch, count, listed, first + (blocks + b) * plane, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)
@@ -118,10 +122,13 @@ def q6_k(args, scratch, begin, end):
         at, ahead = w + r * stride, w + (r + 16) * stride
         clear_sums(f, tokens)
         for b in range(blocks):
+            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
+            if 2 <= tokens <= FEW and not count:
+                few_q6_k(tokens, at + 210 * b, stride, scratch, first + b * plane, f, ahead + 16 * 210 * b)
+                continue
             unpack_q6_k(at + 210 * b, stride, scratch, ahead + 16 * 210 * b)
             widen(scratch, 64)
             multiply_q6_k(scratch, tokens, all_tokens, first + b * plane, tokens, f)
-            count, listed = load_i64(part + 8 * b), part + 8 * blocks + 2 * b * tokens
             if count:
                 multiply_q6_k(scratch, count, listed, first + (blocks + b) * plane, tokens, f + 64 * tokens)
         write_sums(f, tokens, out + 4 * r, width)

@@ -112,7 +112,7 @@ def _four_of_63(acc, w, a):
 
 
 @inner
-def _step_k(s, f, isum, sums, a):
+def step_k(s, f, isum, sums, a):
     """Add a block's part to the float sums at f: the step of Q4_K and Q5_K."""
     msum = dot_words(zero_i32x16(), words_of(load_i32x16(s + MINS)), words_of(splat_i32x16(load_i32(sums))))
     msum = dot_words(msum, words_of(load_i32x16(s + MINS + 64)), words_of(splat_i32x16(load_i32(sums + 4))))
@@ -146,10 +146,10 @@ def multiply_k(s, count, listed, plane, tokens, f):
             x0, x1 = add(x0, mul(y0, scale)), add(x1, mul(y1, scale))
             x2, x3 = add(x2, mul(y2, scale)), add(x3, mul(y3, scale))
         m, d = sums + 16 * t, scales + 4 * t
-        _step_k(s, _sums_of(f, listed, t), x0, m, load_f32(d))
-        _step_k(s, _sums_of(f, listed, t + 1), x1, m + 16, load_f32(d + 4))
-        _step_k(s, _sums_of(f, listed, t + 2), x2, m + 32, load_f32(d + 8))
-        _step_k(s, _sums_of(f, listed, t + 3), x3, m + 48, load_f32(d + 12))
+        step_k(s, _sums_of(f, listed, t), x0, m, load_f32(d))
+        step_k(s, _sums_of(f, listed, t + 1), x1, m + 16, load_f32(d + 4))
+        step_k(s, _sums_of(f, listed, t + 2), x2, m + 32, load_f32(d + 8))
+        step_k(s, _sums_of(f, listed, t + 3), x3, m + 48, load_f32(d + 12))
         t += 4
     while t < count:
         a = _ready(plane + 256 * t, s, 256)
@@ -158,12 +158,13 @@ def multiply_k(s, count, listed, plane, tokens, f):
             w, k = s + 512 * j, a + 32 * j
             y0 = _four(_four(zero_i32x16(), w, k), w + 256, k + 16)
             x0 = add(x0, mul(y0, load_i32x16(s + SCALES + 64 * j)))
-        _step_k(s, _sums_of(f, listed, t), x0, sums + 16 * t, load_f32(scales + 4 * t))
+        step_k(s, _sums_of(f, listed, t), x0, sums + 16 * t, load_f32(scales + 4 * t))
         t += 1
 
 
 @inner
-def _step_q6_k(s, f, isum, a):
+def step_q6_k(s, f, isum, a):
+    """Add a block's part to the float sums at f: the step of Q6_K."""
     d = mul(load_f32x16(s + D), splat_f32x16(a))
     store_f32x16(f, add(load_f32x16(f), mul(to_f32(isum), d)))
 
@@ -186,10 +187,10 @@ def multiply_q6_k(s, count, listed, plane, tokens, f):
             x0, x1 = add(x0, mul(y0, scale)), add(x1, mul(y1, scale))
             x2, x3 = add(x2, mul(y2, scale)), add(x3, mul(y3, scale))
         d = scales + 4 * t
-        _step_q6_k(s, _sums_of(f, listed, t), x0, load_f32(d))
-        _step_q6_k(s, _sums_of(f, listed, t + 1), x1, load_f32(d + 4))
-        _step_q6_k(s, _sums_of(f, listed, t + 2), x2, load_f32(d + 8))
-        _step_q6_k(s, _sums_of(f, listed, t + 3), x3, load_f32(d + 12))
+        step_q6_k(s, _sums_of(f, listed, t), x0, load_f32(d))
+        step_q6_k(s, _sums_of(f, listed, t + 1), x1, load_f32(d + 4))
+        step_q6_k(s, _sums_of(f, listed, t + 2), x2, load_f32(d + 8))
+        step_q6_k(s, _sums_of(f, listed, t + 3), x3, load_f32(d + 12))
         t += 4
     while t < count:
         a, o = _ready(plane + 256 * t, s, 256), offsets + 64 * t
@@ -197,7 +198,7 @@ def multiply_q6_k(s, count, listed, plane, tokens, f):
         for j in range(16):
             y0 = _four_of_63(splat_i32x16(load_i32(o + 4 * j)), s + 256 * j, a + 16 * j)
             x0 = add(x0, mul(y0, load_i32x16(s + SCALES + 64 * j)))
-        _step_q6_k(s, _sums_of(f, listed, t), x0, load_f32(scales + 4 * t))
+        step_q6_k(s, _sums_of(f, listed, t), x0, load_f32(scales + 4 * t))
         t += 1
 
 

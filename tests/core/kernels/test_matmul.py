@@ -44,6 +44,16 @@ def test_a_product_has_the_oracles_bits(qtype: QType, tokens: int, threads: int)
     assert same_bits(product(qtype, raw, x), oracle.matmul(qtype, raw, 768, x))
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("qtype", QUANTISED, ids=lambda t: t.name)
+def test_a_product_with_one_towering_block_or_none_has_the_oracles_bits(qtype: QType, tokens: int) -> None:
+    rng = np.random.default_rng(tokens)
+    raw, x = random_rows(rng, qtype, 37, 1280), rng.standard_normal((tokens, 1280)).astype(np.float32)
+    assert same_bits(product(qtype, raw, x), oracle.matmul(qtype, raw, 1280, x))
+    x[-1, 1000] = 400
+    assert same_bits(product(qtype, raw, x), oracle.matmul(qtype, raw, 1280, x))
+
+
 @pytest.mark.parametrize("qtype", TYPES, ids=lambda t: t.name)
 def test_tokens_tilings_and_threads_change_no_bit(qtype: QType, threads: int) -> None:
     rng = np.random.default_rng(7)
