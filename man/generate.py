@@ -51,7 +51,9 @@ CACHE = {
 USES_CACHE = {"pull", "serve"}
 SEE_ALSO = ["knot(5)", "knot-frame(5)", "knot-service(5)", "knot-glossary(7)"]
 # Command -> the pages that concern it alone.
-SEE_MORE = {"keys": ["knot-ledger(7)"], "ledger": ["knot-ledger(7)"]}
+SEE_MORE = {
+    "plan-coverage": ["knot-cluster(7)"], "keys": ["knot-ledger(7)"], "ledger": ["knot-ledger(7)"],
+}  # fmt: skip
 
 # The tree in the order of the data path (DESIGN section 2), after the outside and the vocabulary that all parts share.
 FOLDERS = [
