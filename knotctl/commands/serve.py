@@ -84,6 +84,9 @@ def serve(
     monitor: Annotated[
         float, typer.Option("--monitor", min=1, max=3600, help="Tracker: seconds between looks at the whole cluster.")
     ] = 30.0,
+    lease: Annotated[
+        float, typer.Option("--lease", min=0.5, max=600, help="Tracker: seconds until another one takes its place.")
+    ] = 10.0,
     advertise: Annotated[
         str | None, typer.Option("--advertise", metavar="URL", help="Tracker: where other trackers reach this one.")
     ] = None,
@@ -160,7 +163,7 @@ def serve(
         log_to_stderr("tracker" if tracks else "head", requests=log_requests, as_json=log_json)
         knot = _demo_knot() if demo else _knot_of(str(model))
         if tracks:
-            options = TrackerOptions(workers, database, api_keys, heartbeat, monitor, advertise)
+            options = TrackerOptions(workers, database, api_keys, heartbeat, monitor, lease, advertise)
             budget = [] if memory_budget is None else ["--memory-budget", memory_budget]
             limits = [*budget, "-c", str(context), *(["--threads", str(threads)] if threads else [])]
             serve_tracker(

@@ -31,6 +31,7 @@ class TrackerOptions:
     api_keys: bool
     heartbeat_s: float
     monitor_s: float
+    lease_s: float
     advertise: str | None
 
 
@@ -78,7 +79,7 @@ def serve_tracker(
         url = options.advertise or url_of(listener, tls)
         spec = TrackerSpec(
             url, Policy(monitor_s=options.monitor_s), options.heartbeat_s, max(6 * options.heartbeat_s, 5.0),
-            token=token.own, tls=trusted(tls_ca),
+            options.lease_s, token=token.own, tls=trusted(tls_ca),
         )  # fmt: skip
         access = Access(keys, token, KeyStore(database) if options.api_keys else None)
         tracker = Tracker(model, served, database, spec, access, bills=options.api_keys)

@@ -88,7 +88,12 @@ def work(
     head = HeadWork(knot, reroute, context=context, token=at.keys.own, tls=tls)
     node = WorkerService(knot, make, routes=head.routes, token=at.keys.own, tls=tls, batch_tokens=batch)
     agent = Agent(node, talks, document, advertise or at.url)
-    node.when_draining(agent.leave)
+
+    def leave() -> None:
+        agent.leave()
+        head.drain()
+
+    node.when_draining(leave)
     agent.start()
     about = {"node_id": document["node_id"], "knot_id": knot.id, "benchmark_tokens_per_sec": benchmark}
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,13 +19,15 @@ from knotctl.core.cluster.nodes import node_of
 from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.quantizations import CATALOGUE, NATIVE
 from knotctl.core.cluster.registry import NodeRow, Registry
-from knotctl.core.cluster.routes import Route, Server, choose_route
+from knotctl.core.cluster.routes import Route, Server, Stop, choose_route
 from knotctl.core.errors import KnotctlError, RequestError
 from knotctl.services.head_calls import HeadCalls, HeadLost
 
 # A node that failed is passed over for so long, doubled each time in a row up to the most.
 _FIRST_BAN, _MOST_BAN = 1.0, 30.0
 _EDGE_BAN = 60.0
+# Routes that are tried for one request.
+_TRIES = 8
 _PROBE_TOKENS = 2
 _PROBE_SECONDS = 30.0
 
@@ -33,8 +35,12 @@ _PROBE_SECONDS = 30.0
 class Dispatch:
     """Routes for the requests of one model. On the event loop."""
 
-    def __init__(self, model: ModelLayers, knot_id: str, policy: Policy, registry: Registry, calls: HeadCalls) -> None:
+    def __init__(
+        self, model: ModelLayers, policy: Policy, registry: Registry, calls: HeadCalls,
+        on_lost: Callable[[str, str], Awaitable[None]],
+    ) -> None:  # fmt: skip
         self._model, self._policy, self._registry, self.calls = model, policy, registry, calls
+        self._on_lost = on_lost
         self._known = frozenset((*CATALOGUE, *model.quantizations, NATIVE))
         self._hop = policy.hop(model.hidden_size)
         self._banned: dict[str, tuple[float, int]] = {}  # node -> until, failures in a row
@@ -53,7 +59,7 @@ class Dispatch:
 
     async def choose(self, *, head: str | None = None, avoid: Collection[str] = ()) -> Route:
         """Return a proved route. Raises: RequestError no-route (503)."""
-        for _ in range(8):
+        for _ in range(_TRIES):
             route = await self._find(head, avoid)
             if route is None:
                 break
@@ -81,6 +87,27 @@ class Dispatch:
             yield
         finally:
             self._load.subtract(nodes)
+
+    async def prepared(self, chat: bool, body: Mapping[str, Any]) -> tuple[Route, list[int], int]:
+        """Return a route, the ids of a request's prompt, and the most tokens that may follow.
+
+        Raises: RequestError: the request's own fault, or no-route.
+        """
+        lost: HeadLost | None = None
+        for _ in range(_TRIES):
+            route = await self.choose()
+            try:
+                return route, *await self.calls.prepare(route, chat, body)
+            except HeadLost as e:
+                lost = e
+                await self.lost(route[0])
+        assert lost is not None
+        raise RequestError("no-route", lost.message, status=503, hint="retry later")
+
+    async def lost(self, head: Stop) -> None:
+        """Pass over a head that did not do its part, and have it looked for."""
+        self.failed(head.node_id)
+        await self._on_lost(head.node_id, head.url)
 
     def failed(self, node_id: str) -> None:
         """Pass over a node that failed, longer each time."""
@@ -133,7 +160,7 @@ class Dispatch:
             try:
                 answer = await self.calls.probe(route, _PROBE_TOKENS, _PROBE_SECONDS)
             except HeadLost:
-                self.failed(route[0].node_id)
+                await self.lost(route[0])
                 return False
             except KnotctlError:
                 # A node of it failed the head, which has said so; what remains is tried without the route's tail.

@@ -127,10 +127,9 @@ class _Completions:
         gateway.check_model(wanted.model)
         key = request_key(request.headers, request.state.request_id)
         bill = Bill(gateway.ledger, account, key)
-        route = await gateway.dispatch.choose()
         # Drawn once, so that every head that works on the request draws the same tokens.
         fixed = body | {"seed": wanted.params.seed}
-        prompt, most = await gateway.dispatch.calls.prepare(route, self._chat, fixed)
+        route, prompt, most = await gateway.dispatch.prepared(self._chat, fixed)
         try:
             await bill.reserve(gateway.model.name, len(prompt), most, fingerprint_of(scope["path"], body))
             call = Call(self._chat, fixed, prompt, most)
@@ -139,10 +138,10 @@ class _Completions:
                     self._chat, gateway.model.name, gateway.model.knot_id, wanted.logprobs is not None
                 )  # fmt: skip
                 if wanted.stream:
-                    await _stream(relay, form, wanted, scope, send)
+                    await _stream(relay, form, wanted, bill, scope, send)
                 else:
                     deltas = [d async for d in relay.deltas() if d is not None]
-                    # The bill before the reply: a client that has it was charged for it.
+                    # Before the reply is whole: whoever has all of it was charged for it.
                     await bill.close()
                     document = form.whole(deltas, relay.finish_reason, usage(relay.n_prompt, relay.n_tokens))
                     await JsonReply(document)(scope, receive, send)
@@ -152,7 +151,9 @@ class _Completions:
                 gateway.metrics.generated(len(prompt), bill.n_tokens)
 
 
-async def _stream(relay: Relay, form: ReplyFormat, wanted: GenerationRequest, scope: Scope, send: Send) -> None:
+async def _stream(
+    relay: Relay, form: ReplyFormat, wanted: GenerationRequest, bill: Bill, scope: Scope, send: Send
+) -> None:
     async def write(data: bytes, more: bool = True) -> None:
         try:
             async with asyncio.timeout(SEND_SECONDS):
@@ -175,6 +176,7 @@ async def _stream(relay: Relay, form: ReplyFormat, wanted: GenerationRequest, sc
         # Without [DONE]: clients must not take what came for all of it.
         await write(event(error_document(scope["path"], e)), more=False)
         return
+    await bill.close()
     await write(event(form.closing(relay.finish_reason)))
     if wanted.include_usage:
         await write(event(form.total(usage(relay.n_prompt, relay.n_tokens))))

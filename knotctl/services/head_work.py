@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ssl
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -69,6 +70,7 @@ class HeadWork:
         self._engines: dict[tuple[Hop, ...], Engine] = {}
         self._used: dict[int, int] = {}
         self._lock = threading.Lock()
+        self.draining = False
         self.routes = [
             Route("/prepare", self._prepare, methods=["POST"]),
             Route("/generate", _Generate(self), methods=["POST"]),
@@ -97,6 +99,10 @@ class HeadWork:
                     self._retire(self._engines.pop(old))
                 if engine not in self._engines.values():
                     self._retire(engine)
+
+    def drain(self) -> None:
+        """Hand the streams over: each is told to go on at another head."""
+        self.draining = True
 
     def close(self) -> None:
         """Close every engine."""
@@ -170,7 +176,7 @@ class _Generate:
         except KnotctlError as e:
             await _refusal(e)(scope, receive, send)
             return
-        told = _Told(engine, wanted, send)
+        told = _Told(engine, wanted, send, lambda: self._work.draining)
         try:
             await told.run(request, ids, steps, most, ignore_stop=bool(document.get("ignore_stop")))
         finally:
@@ -180,8 +186,8 @@ class _Generate:
 class _Told:
     """One stream on its way to the tracker."""
 
-    def __init__(self, engine: Engine, wanted: GenerationRequest, send: Send) -> None:
-        self._engine, self._wanted, self._send = engine, wanted, send
+    def __init__(self, engine: Engine, wanted: GenerationRequest, send: Send, draining: Callable[[], bool]) -> None:
+        self._engine, self._wanted, self._send, self._draining = engine, wanted, send, draining
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._assembler = TextAssembler(engine.tokenizer, wanted.stops)
@@ -204,6 +210,9 @@ class _Told:
         leaving = asyncio.create_task(until_left(request))
         try:
             while not leaving.done():
+                if self._draining():
+                    await self._write(error_json(_shutting_down()), more=False)
+                    return
                 try:
                     item: _Item = await asyncio.wait_for(self._queue.get(), BEAT_SECONDS)
                 except TimeoutError:
@@ -230,7 +239,7 @@ class _Told:
         if error is not None:
             return error_json(error)
         if reason == "cancelled":
-            return error_json(RequestError("shutting-down", "the worker is shutting down", status=503))
+            return error_json(_shutting_down())
         rest: Delta = self._assembler.finish()
         return {"finish": "stop" if self._assembler.stopped else reason} | delta_json(rest)
 
@@ -252,6 +261,10 @@ def _prompt(engine: Engine, wanted: GenerationRequest) -> list[int]:
     if least > engine.context_length:
         raise context_exceeded(least, engine.context_length, "prompt")
     return engine.tokenizer.with_bos(engine.tokenizer.encode(wanted.prompt))
+
+
+def _shutting_down() -> RequestError:
+    return RequestError("shutting-down", "the worker is shutting down", status=503, hint="go on at another")
 
 
 def _object(body: bytes) -> dict[str, Any]:

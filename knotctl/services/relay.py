@@ -142,7 +142,7 @@ class Relay:
                 return
             except HeadLost as e:
                 self._on_recovery()
-                self._dispatch.failed(route[0].node_id)
+                await self._dispatch.lost(route[0])
                 crashes += e.crash
                 if crashes >= MAX_CRASHES:
                     what = f"the heads that worked on this request died, {crashes} of them: {e.message}"

@@ -61,7 +61,7 @@ class Tracker:
         self._draining = False
         self.metrics = TrackerMetrics(self._stats)
         self.calls = HeadCalls(token=spec.token, tls=spec.tls)
-        self.dispatch = Dispatch(model, served.knot_id, spec.policy, self._registry, self.calls)
+        self.dispatch = Dispatch(model, spec.policy, self._registry, self.calls, self._gone)
         self.gateway = Gateway(served, self.dispatch, access, self.metrics, database if bills else None)
         routes = [
             *self.gateway.routes,
