@@ -15,6 +15,7 @@ from knotctl.core.cluster.accounts import ISSUE, Accounts
 from knotctl.core.cluster.apikeys import KeyStore, Scope
 from knotctl.core.cluster.audit import audit
 from knotctl.core.cluster.credits import MICRO, Price
+from knotctl.core.cluster.forfeits import verdicts
 from knotctl.core.cluster.ledger import Ledger
 from knotctl.core.cluster.store import Database, open_database
 from knotctl.core.cluster.tables import LEDGER
@@ -132,11 +133,17 @@ def test_a_stream_survives_a_node_that_hangs(tracked: TrackedCluster, text: str)
     wait_until(lambda: tracked.node(name).get("silent_s", 99) < 5)
 
 
-def test_a_liar_is_found_and_slashed_with_the_evidence_kept(tracked: TrackedCluster) -> None:
+def test_a_liar_is_found_and_slashed_with_the_evidence_kept(tracked: TrackedCluster, database: Database) -> None:
     tracked.worker("liar", (0, 3), claim=1e6)
     wait_until(lambda: tracked.node("liar").get("flagged"))
     about = tracked.node("liar")
     assert about["measured_tokens_per_sec"] < about["benchmark_tokens_per_sec"] / 2
+    wait_until(lambda: verdicts(database, "liar"))
+    evidence = verdicts(database, "liar")[0].evidence
+    assert evidence.flagged
+    assert evidence.claimed == 10**9
+    # nobody who delivers what he claims is accused
+    assert {v.account_id for v in verdicts(database)} == {"node:liar"}
 
 
 def test_a_node_that_is_told_to_end_leaves_and_streams_go_on(tracked: TrackedCluster, text: str) -> None:
