@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from knotctl.core.cluster.controller import Controller
+from knotctl.core.cluster.capacity import capacity_of
+from knotctl.core.cluster.controller import Controller, Member
 from knotctl.core.cluster.coverage import subtract, union
 from knotctl.core.cluster.directives import Directive
 from knotctl.core.cluster.layers import ModelLayers
@@ -180,6 +181,7 @@ class Fleet:
                     "benchmark_tokens_per_sec": seen.row.document.get("benchmark_tokens_per_sec"),
                     "measured_tokens_per_sec": seen.row.measured,
                     "flagged": bool(member and member.flagged), "quarantine": seen.row.quarantine,
+                    "most_layers": self._most_layers(seen, member),
                     "hold_down_level": self.controller.holds.level(node_id),
                     "silent_s": round(self._clock() - seen.at, 3),
                 }
@@ -194,6 +196,13 @@ class Fleet:
             "nodes": nodes,
             "timeouts": self.controller.timeouts,
         }
+
+    def _most_layers(self, seen: Seen, member: Member | None) -> int:
+        """How many layers a node has room for at the most: 0 says why it is told nothing."""
+        if member is not None:
+            return member.capacity.most_layers
+        c = capacity_of(self._node(seen.row.document), self.model, self.policy)
+        return 0 if isinstance(c, str) else c.most_layers
 
     def _node(self, document: Mapping[str, Any]) -> Node:
         return node_of(dict(document), self.model, self._known, "node")
