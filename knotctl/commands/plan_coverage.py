@@ -79,7 +79,7 @@ def plan_coverage(
     Examples:
     $ knotctl plan-coverage --model model.knot --nodes nodes.json
     $ knotctl plan-coverage --model llama-700b.json --nodes nodes.json --format svg > plan.svg
-    $ curl -s $TRACKER/nodes | knotctl plan-coverage --model model.knot --nodes - --json | jq .gaps
+    $ jq .nodes cluster.json | knotctl plan-coverage --model model.knot --nodes - --json | jq .gaps
     $ knotctl plan-coverage --simulate fixtures/cluster/five-leave.json
     """
     from knotctl.core.cluster.nodes import MAX_NODES_BYTES, parse_nodes

@@ -22,7 +22,7 @@ from knotctl.core.cluster.placement import Placement
 from knotctl.core.cluster.planner import improve, mend, stages_of
 from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.predict import fastest_route
-from knotctl.core.cluster.reconcile import Holdings, Kind, Order
+from knotctl.core.cluster.reconcile import Holdings, Kind, Order, forced_drop
 from knotctl.core.cluster.replicas import add_copies, level
 from knotctl.core.spans import LayerSpan
 
@@ -67,7 +67,7 @@ class Controller:
         self._let_go_at: list[tuple[float, str]] = []  # a heap; may name nodes that are gone
         self._improved_at = 0.0
         self._news = False  # since the last look at what could be faster
-        self._tried: set[tuple[frozenset[str], tuple[LayerSpan, ...]]] = set()  # chains looked for in vain
+        self._tried: set[object] = set()  # chains looked for in vain
         self.now = 0.0
         self.timeouts = 0
 
@@ -140,7 +140,7 @@ class Controller:
                 if self._news:
                     self._improve()
         self._moving |= self._throttled | self._blocked
-        return self._react()
+        return self._react() or self._unlock()
 
     def deliver(self, node_id: str) -> list[Directive]:
         """Return what a node's heartbeat is answered with; a DROP that would hurt by now is withdrawn."""
@@ -211,14 +211,25 @@ class Controller:
             orders = self.books.orders_for(place, self.members[node_id].capacity)
             for order in orders:
                 if self.budget.take(order, self.now):
-                    self.books.begin(order)
-                    given.append(self.directives.issue(order, self._deadline(order)))
+                    given.append(self._issue(order))
                 else:
                     self._throttled.add(node_id)
             if not orders and not self.directives.open_for(node_id) and not self.books.settled(node_id, place):
                 self._blocked.add(node_id)
         self._moving.clear()
         return given
+
+    def _unlock(self) -> list[Directive]:
+        """Where a plan covers a model that has a gap, and its nodes wait for each other, let one go first."""
+        if self.books.coverage.covered or not self.placement.coverage.covered or not self.directives.idle:
+            return []
+        capacities = {i: self.members[i].capacity for i in self._blocked}
+        orders = forced_drop(self.books, sorted(self._blocked), self.placement.places, capacities)
+        return [self._issue(order) for order in orders]
+
+    def _issue(self, order: Order) -> Directive:
+        self.books.begin(order)
+        return self.directives.issue(order, self._deadline(order))
 
     def _deadline(self, order: Order) -> float:
         """When an order must be done: what its bytes take on the link, with patience, after what the node has to do."""
@@ -265,15 +276,19 @@ class Controller:
 
     def _mend(self, node_ids: Iterable[str]) -> None:
         """Look for another chain of these nodes where gaps remain; once for the same nodes and gaps."""
-        tried = frozenset(node_ids), tuple(self.placement.coverage.gaps())
-        if self.placement.coverage.covered or tried in self._tried:
+        if self.placement.coverage.covered:
             return
-        self._tried.add(tried)
-        capacities = {i: self.members[i].capacity for i in sorted(tried[0])}
+        capacities = {i: self.members[i].capacity for i in sorted(node_ids)}
+        rooms = frozenset((i, c.usable_bytes, c.quantization) for i, c in capacities.items())
+        tried = rooms, tuple(self.placement.coverage.gaps())
+        if tried in self._tried:
+            return
         if sum(c.most_layers for c in capacities.values()) < self.model.n_layers:
             return
         spans = self.placement.spans()
         mend(self.placement, capacities, self.policy)
+        if not self.placement.coverage.covered:
+            self._tried.add(tried)
         self._changed(i for i, p in self.placement.places.items() if spans.get(i) != p.span)
 
     def _changed(self, node_ids: Iterable[str]) -> None:

@@ -57,6 +57,11 @@ class DirectiveBook:
         """Return what a node was told and has not answered, oldest first: what its heartbeat is answered with."""
         return list(self._open.get(node_id, {}).values())
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody was told anything that is not answered."""
+        return not any(self._open.values())
+
     def forget(self, node_id: str) -> None:
         """Drop what a node that left was told."""
         self._handed_out.difference_update(self._open.pop(node_id, ()))

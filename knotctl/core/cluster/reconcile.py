@@ -102,7 +102,8 @@ class Holdings:
         """Return what a node can be told now to come nearer to its place: loads that fit, else drops that are safe."""
         node_id = c.node_id
         held, loading = self.held[node_id], self.loading[node_id]
-        missing = subtract([place.span] if place else [], [*held, *loading])
+        # What it is dropping it may yet keep, where the drop is taken back: that is known when the drop is over.
+        missing = subtract([place.span] if place else [], [*held, *loading, *self.dropping[node_id]])
         orders = self._loads(place, missing, whole=True) if place and missing else []
         if not subtract(missing, [o.span for o in orders]) and (orders or loading):
             return orders  # what it has too much stays until it has what it should: the last copy may be its own
@@ -179,7 +180,7 @@ def schedule(
                 books.begin(order)
                 step.append(order)
         if not step and force and not books.coverage.covered:
-            step = _forced(books, moving, places, capacities)
+            step = forced_drop(books, moving, places, capacities)
             for order in step:
                 books.begin(order)
         if not step:
@@ -191,10 +192,13 @@ def schedule(
     return rounds, True
 
 
-def _forced(
+def forced_drop(
     books: Holdings, moving: Iterable[str], places: Mapping[str, Place], capacities: Mapping[str, Capacity]
 ) -> list[Order]:
-    """The smallest drop that lets a node go on, although it has the only copy: the model has a gap as it is."""
+    """Return the smallest drop that lets a node go on, although it has the only copy, as the model has a gap as it is.
+
+    For where nodes wait for each other: none can load before it has let go of what only it has.
+    """
     options = [
         (capacities[i].bytes_of(part.start, part.end), i, part)
         for i in moving

@@ -42,6 +42,16 @@ def a_node(node_id: str, gigabytes: float, tokens_per_s: float = 10.0, held: str
 PLAIN = Policy(kv_headroom=0.0, hop_ms=0.0, link_mbit=1e6)
 
 
+def a_deadlock() -> tuple[ModelLayers, list[Node]]:
+    """Two nodes that together fit a model whose last layer nobody has, each holding what the other must have.
+
+    Layers of 1, 2 and 1 GB, an embedding of 3 and a head of 2: "a" must go to 1:3 and "b" to 0:1, and neither can
+    load before it has let go of the only copy.
+    """
+    model = a_model(3, [GB, 2 * GB, GB], embedding_bytes=3 * GB, head_bytes=2 * GB)
+    return model, [a_node("a", 5, held="0:1"), a_node("b", 4, held="1:2")]
+
+
 def spans(plan: Plan) -> dict[str, str]:
     """Node -> its layers as text."""
     return {i: str(p.span) for i, p in sorted(plan.placement.places.items())}

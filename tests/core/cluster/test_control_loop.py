@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cluster_samples import PLAIN, a_model, a_node
+from cluster_samples import PLAIN, a_deadlock, a_model, a_node
 
 from knotctl.core.cluster.controller import Controller
 from knotctl.core.cluster.directives import Directive, DirectiveBook, MoveBudget
@@ -146,6 +146,22 @@ def test_a_restart_that_nobody_missed_counts_as_leaving() -> None:
     assert controller.holds.level("a") == 1
     controller.join(a_node("a", 10), 5, [LayerSpan(0, 10)])
     assert controller.holds.level("a") == 1, "it came back with what it had: only the connection was lost"
+    assert controller.books.coverage.covered
+
+
+def test_nodes_that_wait_for_each_other_are_unlocked_where_nothing_is_served_anyway() -> None:
+    model, nodes = a_deadlock()
+    controller = Controller(model, PLAIN)
+    for node in nodes:
+        held = [h.span for h in node.current]
+        carry_out(controller, controller.join(replace(node, current=()), 0, held), 0)
+    assert not controller.books.coverage.covered
+    (forced,) = controller.tick(30)
+    assert forced.order.forced and forced.order.kind is Kind.DROP
+    assert controller.deliver(forced.order.node_id) == [forced], "it is not withdrawn"
+    carry_out(controller, [forced], 31)
+    for now in (60, 90):
+        carry_out(controller, controller.tick(now), now)
     assert controller.books.coverage.covered
 
 

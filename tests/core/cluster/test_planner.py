@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from cluster_samples import FIXTURES, GB, PLAIN, Replay, a_model, a_node, clusters, least_time, spans
+from cluster_samples import FIXTURES, GB, PLAIN, Replay, a_deadlock, a_model, a_node, clusters, least_time, spans
 from hypothesis import given, settings
 
 from knotctl.core.cluster.capacity import capacities_of
@@ -216,6 +216,14 @@ class TestEachRule:
         busy = replace(a_node("a", 10, 10), current=(other,))
         plan = make_plan(a_model(10), [busy], PLAIN)
         assert len(plan.placement.places["a"].span) == 6
+
+
+def test_nodes_that_wait_for_each_other_are_unlocked_by_a_drop_that_says_it_is_forced() -> None:
+    plan = make_plan(*a_deadlock(), PLAIN)
+    assert plan.covered and plan.completes and spans(plan) == {"a": "1:3", "b": "0:1"}
+    assert [o.forced for step in plan.rounds for o in step] == [True, False, False, False]
+    assert Replay(plan).covered
+    assert "forced-drop" in {w["code"] for w in document_of(plan)["warnings"]}
 
 
 @settings(max_examples=150, deadline=None)
