@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,10 @@ settings.register_profile("knotctl", deadline=None, suppress_health_check=[Healt
 settings.load_profile("knotctl")
 
 pytest_plugins = ("databases",)
+
+# A shell's background job ignores SIGINT, and so would every process started here: tests that interrupt would fail.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MODELS = Path(os.environ.get("KNOTCTL_MODELS", "~/.cache/knotctl-models")).expanduser()
 FILES = {
