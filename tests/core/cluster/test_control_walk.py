@@ -31,7 +31,8 @@ class Walk:
             n, layers, embedding_bytes=self.draw.choice([0, GB]), head_bytes=self.draw.choice([0, 2 * GB])
         )
         policy = Policy(
-            kv_headroom=0, improve_s=60, moves_per_minute=self.draw.choice([4, 60]), hold_down_s=self.draw.choice([0, 30]),
+            kv_headroom=0, improve_s=60,
+            moves_per_minute=self.draw.choice([4, 60]), hold_down_s=self.draw.choice([0, 30]),
             spare=self.draw.choice(["hotspots", "copies"]),
         )  # fmt: skip
         self.controller = Controller(self.model, policy)
