@@ -88,6 +88,19 @@ def test_a_node_that_failed_comes_after_those_that_never_did() -> None:
     assert [d.order.node_id for d in controller.tick(61)] == ["good"]
 
 
+def test_what_a_node_that_failed_is_loading_is_not_relied_upon() -> None:
+    controller = a_cluster(a=5, b=5, c=5)
+    lone = next(i for i in "abc" if sum(p.span == controller.placement.places[i].span for p in
+                                        controller.placement.places.values()) == 1)  # fmt: skip
+    controller.holds.failed("mute", -1000)
+    controller.join(a_node("mute", 10, 50), 100)
+    assert len(controller.directives.open_for("mute")) == 1, "a copy of everything, which never comes"
+    drops = controller.leave(lone, 110)
+    assert [d.order.kind for d in drops] == [Kind.DROP], "a needless node makes room for the gap"
+    carry_out(controller, drops, 111)
+    assert controller.books.coverage.covered
+
+
 def test_a_drop_is_checked_again_when_it_is_handed_out() -> None:
     controller = a_cluster(a=5, b=5, copy=5)
     span = controller.placement.places["copy"].span

@@ -14,7 +14,7 @@ from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.reconcile import Kind
 from knotctl.core.cluster.report import Report
 from knotctl.core.cluster.scenario import Scenario, parse_scenario
-from knotctl.core.cluster.simulate import Simulation, document_of, simulate
+from knotctl.core.cluster.simulate import DETECT_S, Simulation, document_of, simulate
 from knotctl.core.errors import FormatError
 
 SCENARIO: dict[str, Any] = {
@@ -65,6 +65,7 @@ def test_continuous_rebalancing_beats_assigning_once() -> None:
 def test_five_of_ten_leave_at_once_and_the_gaps_close_within_a_minute() -> None:
     (report,) = fixture("five-leave.json").values()
     assert report.outages == 1
+    assert report.unnoticed_s == DETECT_S
     assert report.longest_outage_s < 60
     assert report.hours[-1]["least_copies"] >= 1
     assert report.hours[-1]["loads"] == 0, "an hour after they are back, nothing moves any more"
