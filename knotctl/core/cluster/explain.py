@@ -37,6 +37,8 @@ def if_it_leaves(plan: Plan, node_id: str) -> str:
         copies = coverage.least(place.span) - 1
         return f"no layer is lost: each has {copies} more cop{'y' if copies == 1 else 'ies'}"
     where = f"layers {', '.join(map(str, lost))} are served by nobody"
+    if not plan.covered:
+        return f"{where} either"
     others = [c for i, c in plan.capacities.items() if i != node_id]
     if len(others) > _MOST_REPLANNED:
         room = sum(c.most_layers for c in others)
