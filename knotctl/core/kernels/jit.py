@@ -29,6 +29,7 @@ config: Any = numba_config  # its members are set at run time
 OPTIONS: dict[str, Any] = {"boundscheck": False, "error_model": "numpy"}
 
 KERNELS: list[Kernel] = []
+ENTRIES: list[Entry] = []
 _compiling = threading.RLock()
 
 
@@ -87,6 +88,7 @@ class Entry:
     def __init__(self, signature: str, function: Callable[..., Any]) -> None:
         self._signature = signature
         self._function = function
+        ENTRIES.append(self)
 
     def __getattr__(self, name: str) -> Any:
         if name != "call":

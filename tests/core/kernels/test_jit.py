@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from knotctl.core.kernels.jit import KERNELS, kernel_folder
+from knotctl.core.kernels.jit import ENTRIES, KERNELS, kernel_folder
 from knotctl.core.kernels.warm import is_warm, steps, warm
 
 ONE_KERNEL = """
@@ -59,10 +59,22 @@ def test_nothing_is_written_beside_the_sources() -> None:
 def test_warming_reports_each_kernel_and_is_remembered() -> None:
     done: list[int] = []
     warm(done.append)
-    assert sum(done) == steps() == len(KERNELS)
+    assert sum(done) == steps() == len(KERNELS) + len(ENTRIES)
     assert is_warm() and (kernel_folder() / "complete").exists()
 
 
 def test_an_unknown_attribute_of_a_kernel_is_an_error() -> None:
     with pytest.raises(AttributeError):
         _ = KERNELS[0].adress  # type: ignore[attr-defined]
+
+
+def test_after_warming_nothing_is_compiled_any_more() -> None:
+    warm()
+    folder = kernel_folder()
+    before = {p.name for p in folder.rglob("*.nbc")}
+    assert {"_launch", "_serve"} <= {name.split(".")[1].split("-")[0] for name in before}, (
+        "threads share out every kernel"
+    )
+    env = os.environ | {"KNOTCTL_CACHE_DIR": str(folder.parent.parent)}
+    subprocess.run([sys.executable, "-c", ONE_KERNEL], env=env, check=True)
+    assert {p.name for p in folder.rglob("*.nbc")} == before
