@@ -91,7 +91,7 @@ def idle(plan: Plan) -> list[tuple[str, str]]:
 
 def directive(plan: Plan, order: Order, number: int) -> dict[str, Any]:
     """Return an order as the document shows it; orders of a round wait for those of the rounds before."""
-    c = plan.capacities[order.node_id]
+    sizes = plan.model.sizes_at(order.quantization) or plan.capacities[order.node_id].sizes
     return {
         "round": number,
         "kind": order.kind.value,
@@ -100,7 +100,7 @@ def directive(plan: Plan, order: Order, number: int) -> dict[str, Any]:
         "start_layer": order.span.start,
         "end_layer": order.span.end,
         "quantization": order.quantization,
-        "bytes": c.bytes_of(order.span.start, order.span.end),
+        "bytes": sizes.span_bytes(order.span.start, order.span.end),
         "closes_gap": order.closes_gap,
         "forced": order.forced,
         "reason": order.why,

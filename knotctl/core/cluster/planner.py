@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from knotctl.core.cluster.capacity import Capacity, at_sizes, capacities_of, sizes_of
 from knotctl.core.cluster.chain import Chain, Terms, cheapest
+from knotctl.core.cluster.coverage import CoverageMap
 from knotctl.core.cluster.gaps import close_gaps
 from knotctl.core.cluster.layers import ModelLayers
 from knotctl.core.cluster.nodes import Node
@@ -19,7 +20,7 @@ from knotctl.core.cluster.placement import Placement
 from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.predict import Stage, Times, fastest_route, times_of
 from knotctl.core.cluster.reasons import reasons
-from knotctl.core.cluster.reconcile import Order, schedule
+from knotctl.core.cluster.reconcile import Kind, Order, schedule
 from knotctl.core.cluster.replicas import add_copies, level
 from knotctl.core.cluster.speed import SECOND
 from knotctl.core.spans import LayerSpan
@@ -70,6 +71,8 @@ def make_plan(model: ModelLayers, nodes: Iterable[Node], policy: Policy) -> Plan
         adopt(placement, best_chain(able.values(), model, Terms(hop, {})))
     if not placement.coverage.covered:
         mend(placement, able, policy)
+    if not placement.coverage.covered:
+        mend_smaller(placement, able, policy)
     capacities = able | {i: p.capacity for i, p in placement.places.items()}
     if placement.coverage.covered:
         if any(before.values()):
@@ -84,8 +87,9 @@ def make_plan(model: ModelLayers, nodes: Iterable[Node], policy: Policy) -> Plan
     else:
         _restore(placement, able, before)
     route = fastest_route(stages_of(placement), model, hop)
+    given_up = _given_up(placement, able, before)
     rounds, completes = schedule(
-        before,
+        {i: spans for i, spans in before.items() if i not in {o.node_id for o in given_up}},
         placement.places,
         capacities,
         model.n_layers,
@@ -101,7 +105,7 @@ def make_plan(model: ModelLayers, nodes: Iterable[Node], policy: Policy) -> Plan
         capacities=capacities,
         unable=unable,
         placement=placement,
-        rounds=rounds,
+        rounds=[given_up, *rounds] if given_up else rounds,
         completes=completes,
         route=route,
         times=times,
@@ -164,31 +168,30 @@ def adopt(placement: Placement, chain: Chain) -> None:
 
 
 def mend(placement: Placement, able: Mapping[str, Capacity], policy: Policy) -> None:
-    """Close gaps: by single moves, else by the chain that moves the fewest bytes, else at smaller quantisations."""
-    model = placement.model
+    """Close gaps: by single moves, else by the chain that moves the fewest bytes."""
     idle = sorted((c for i, c in able.items() if i not in placement.places), key=lambda c: c.order)
     deque(close_gaps(placement, idle), 0)
-    for capacities in (able, None):
-        if placement.coverage.covered:
-            return
-        if capacities is None:
-            capacities = smallest(able, policy)
-            if all(capacities[i] is able[i] for i in able):
-                return
-        terms = Terms(policy.hop(model.hidden_size), placement.spans(), (SECOND, 1))
-        trial = placement.copy()
-        adopt(trial, best_chain(capacities.values(), model, terms))
-        if trial.coverage.gap_layers < placement.coverage.gap_layers:
-            placement.become(trial)
+    if not placement.coverage.covered:
+        _take_chain(placement, able, policy)
 
 
-def smallest(able: Mapping[str, Capacity], policy: Policy) -> dict[str, Capacity]:
-    """Return the nodes' capacities at the smallest of their quantisations, the same object where it is that already."""
-    found = {}
+def mend_smaller(placement: Placement, able: Mapping[str, Capacity], policy: Policy) -> None:
+    """Close gaps with every node at the smallest of its quantisations, where it is not planned at that already."""
+    smallest = {}
     for node_id, c in able.items():
         sizes = min(sizes_of(c.node, c.model), key=lambda s: s.total)
-        found[node_id] = c if sizes is c.sizes else at_sizes(c, sizes, policy)
-    return found
+        smallest[node_id] = c if sizes is c.sizes else at_sizes(c, sizes, policy)
+    if any(smallest[i] is not able[i] for i in able):
+        _take_chain(placement, smallest, policy)
+
+
+def _take_chain(placement: Placement, capacities: Mapping[str, Capacity], policy: Policy) -> None:
+    """Take the chain that moves the fewest bytes, where it covers more."""
+    terms = Terms(policy.hop(placement.model.hidden_size), placement.spans(), (SECOND, 1))
+    trial = placement.copy()
+    adopt(trial, best_chain(capacities.values(), placement.model, terms))
+    if trial.coverage.gap_layers < placement.coverage.gap_layers:
+        placement.become(trial)
 
 
 def improve(
@@ -225,6 +228,23 @@ def improve(
         if not schedule(before, trial.places, capacities, model.n_layers)[1]:
             return
         placement.become(trial)
+
+
+def _given_up(
+    placement: Placement, able: Mapping[str, Capacity], before: Mapping[str, Sequence[LayerSpan]]
+) -> list[Order]:
+    """What nodes hold at another quantisation than the one that a gap made them change to: they begin anew."""
+    coverage = CoverageMap(placement.model.n_layers)
+    for span in (s for spans in before.values() for s in spans):
+        coverage.add(span)
+    orders = []
+    for node_id, place in sorted(placement.places.items()):
+        old, new = able[node_id].quantization, place.capacity.quantization
+        for span in before[node_id] if old != new else ():
+            why = f"held at {old}, and is to hold {place.span} at {new}, without which the model is not covered"
+            orders.append(Order(Kind.DROP, node_id, span, old, why, forced=coverage.least(span) < 2))
+            coverage.remove(span)
+    return orders
 
 
 def _held_back(capacities: Mapping[str, Capacity], model: ModelLayers, times: Times | None, hop: int) -> Chain | None:

@@ -180,6 +180,17 @@ class TestEachRule:
         )
         assert tight.placement.places["a"].capacity.quantization == "nf4"
 
+    def test_a_smaller_quantisation_where_the_model_is_not_covered_at_the_one_that_is_held(self) -> None:
+        model = a_model(16, bytes_per_layer={"nf4": GB, "int8": 2 * GB})
+        node = a_node("a", 20, 10, quantizations=("nf4", "int8"))
+        node = replace(node, current=(Held(LayerSpan(0, 8), "int8"),))
+        plan = make_plan(model, [node], PLAIN)
+        assert plan.covered and plan.placement.places["a"].capacity.quantization == "nf4"
+        orders = [(o.kind, str(o.span), o.quantization, o.forced) for step in plan.rounds for o in step]
+        assert orders == [(Kind.DROP, "0:8", "int8", True), (Kind.LOAD, "0:16", "nf4", False)]
+        helped = make_plan(model, [node, a_node("b", 8, 10)], PLAIN)
+        assert helped.covered and helped.placement.places["a"].capacity.quantization == "int8"
+
     def test_what_nodes_hold_is_kept_where_moving_saves_little(self) -> None:
         nodes = [a_node("a", 8, 10, "0:5"), a_node("b", 8, 10.5, "5:10")]
         plan = make_plan(a_model(10), nodes, PLAIN)
