@@ -6,8 +6,6 @@ Source: man knot-cluster(7), OVER TIME.
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -19,19 +17,16 @@ from knotctl.core.cluster.holddown import HoldDown
 from knotctl.core.cluster.layers import ModelLayers
 from knotctl.core.cluster.nodes import Node
 from knotctl.core.cluster.placement import Placement
-from knotctl.core.cluster.planner import improve, mend, stages_of
 from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.predict import fastest_route
 from knotctl.core.cluster.reconcile import Holdings, Kind, Order, forced_drop
 from knotctl.core.cluster.replicas import add_copies, level
+from knotctl.core.cluster.standby import Standby
+from knotctl.core.cluster.steps import improve, mend, stages_of
 from knotctl.core.spans import LayerSpan
 
 # A measured speed this far from the planned one changes plans; less is noise.
 _NEWS = 0.2
-
-
-# The order in which idle nodes are used: those that never failed first, then by fit.
-_Key = tuple[bool, tuple[int, int, str]]
 
 
 @dataclass(slots=True)
@@ -56,15 +51,12 @@ class Controller:
         self.directives = DirectiveBook()
         self.holds = HoldDown(policy)
         self.budget = MoveBudget(policy)
+        self.standby = Standby(self.holds)
         self.critical: set[LayerSpan] = set()
         # Nodes that are not where they should be: to be looked at now, when a load has come, with the next tick.
         self._moving: set[str] = set()
         self._blocked: set[str] = set()
         self._throttled: set[str] = set()
-        self._idle: list[_Key] = []  # sorted
-        self._idle_key: dict[str, _Key] = {}
-        self._held_down: set[str] = set()
-        self._let_go_at: list[tuple[float, str]] = []  # a heap; may name nodes that are gone
         self._improved_at = 0.0
         self._news = False  # since the last look at what could be faster
         self._tried: set[object] = set()  # chains looked for in vain
@@ -132,7 +124,7 @@ class Controller:
                 self.critical.add(directive.order.span)
             self._book(directive, done=False)
         if self.policy.rebalance == "continuous":
-            self._let_go()
+            self.standby.let_go(now)
             if self.placement.coverage.covered:
                 self._tried.clear()
             if self.placement.coverage.covered and now - self._improved_at >= self.policy.improve_s:
@@ -173,20 +165,19 @@ class Controller:
         if not self.books.coverage.covered and not static:
             self._take_back()
         if not covered.covered:
-            good = [c for c in self._idle_nodes() if self._trusted(c.node_id)]
-            self._changed(close_gaps(self.placement, good, fixed=self.members if static else ()))
+            good = [i for i in self.standby.idle(MOST_IDLE_LOOKED_AT) if self._trusted(i)]
+            self._changed(close_gaps(self.placement, self._capacities(good), fixed=self.members if static else ()))
         if not covered.covered and not static:
             self._mend([i for i in self.members if self._trusted(i)])
         if not covered.covered:
             # Nobody else can: a node that was held down, or failed before, is better than none.
-            last = self._held_down | set(self._idle_key)
-            pool = sorted((self.members[i].capacity for i in last), key=lambda c: c.order)
+            pool = self._capacities(self.standby.everybody())
             self._changed(close_gaps(self.placement, pool, fixed=self.members if static else ()))
         if not covered.covered and not static:
             self._mend(self.members)
-        if self._idle and (covered.covered or static):
-            most = len(self._idle) if static else self.budget.left(self.now, for_gap=False)
-            self._changed(add_copies(self.placement, self._idle_nodes(most), self.policy))
+        if len(self.standby) and (covered.covered or static):
+            most = len(self.standby) if static else self.budget.left(self.now, for_gap=False)
+            self._changed(add_copies(self.placement, self._capacities(self.standby.idle(most)), self.policy))
         return self._give()
 
     def _take_back(self) -> None:
@@ -268,7 +259,7 @@ class Controller:
         before = {i: self.books.held[i] for i in self.members}
         capacities = {i: m.capacity for i, m in self.members.items()}
         spans = self.placement.spans()
-        improve(self.placement, capacities, self.policy, before, self._held_down, thorough=False)
+        improve(self.placement, capacities, self.policy, before, self.standby.held_down(), thorough=False)
         self._changed(i for i, p in self.placement.places.items() if spans.get(i) != p.span)
         route = fastest_route(stages_of(self.placement), self.model, self.policy.hop(self.model.hidden_size)) or ()
         most = self.budget.left(self.now, for_gap=False)
@@ -296,43 +287,20 @@ class Controller:
         for node_id in list(node_ids):
             self._news = True
             self._moving.add(node_id)
-            self._not_idle(node_id)
+            self.standby.remove(node_id)
             self.members[node_id].capacity = self.placement.places[node_id].capacity
 
-    def _idle_nodes(self, most: int = MOST_IDLE_LOOKED_AT) -> list[Capacity]:
-        return [self.members[node_id].capacity for _, (*_, node_id) in self._idle[:most]]
+    def _capacities(self, node_ids: Iterable[str]) -> list[Capacity]:
+        return [self.members[i].capacity for i in node_ids]
 
     def _make_idle(self, node_id: str) -> None:
-        self._not_idle(node_id)
-        until = self.holds.until(node_id)
-        if until > self.now and self.policy.rebalance == "continuous":
-            self._held_down.add(node_id)
-            heapq.heappush(self._let_go_at, (until, node_id))
-        else:
-            self._add_idle(node_id)
-
-    def _add_idle(self, node_id: str) -> None:
-        key = self._idle_key[node_id] = self.holds.level(node_id) > 0, self.members[node_id].capacity.order
-        insort(self._idle, key)
-
-    def _not_idle(self, node_id: str) -> None:
-        self._held_down.discard(node_id)
-        key = self._idle_key.pop(node_id, None)
-        if key is not None:
-            del self._idle[bisect_left(self._idle, key)]
-
-    def _let_go(self) -> None:
-        """End the hold-down of nodes that have waited, where they are still here and still idle."""
-        while self._let_go_at and self._let_go_at[0][0] <= self.now:
-            _, node_id = heapq.heappop(self._let_go_at)
-            if node_id in self._held_down and self.holds.until(node_id) <= self.now:
-                self._held_down.discard(node_id)
-                self._add_idle(node_id)
+        static = self.policy.rebalance == "static"
+        self.standby.add(node_id, self.members[node_id].capacity.order, self.now, at_once=static)
 
     def _use(self, node_id: str, c: Capacity) -> None:
         """Plan with another capacity of a node from now on."""
         self._news = True
-        self._not_idle(node_id)
+        self.standby.remove(node_id)
         place = self.placement.places.get(node_id)
         self.members[node_id].capacity = c
         if place is not None:
@@ -342,7 +310,7 @@ class Controller:
 
     def _forget(self, node_id: str) -> None:
         self._news = True
-        self._not_idle(node_id)
+        self.standby.remove(node_id)
         self.placement.remove(node_id)
         self.books.leave(node_id)
         self.directives.forget(node_id)

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from knotctl.core.cluster.coverage import subtract
-from knotctl.core.cluster.planner import Plan, mend, stages_of
+from knotctl.core.cluster.planner import Plan
 from knotctl.core.cluster.predict import fastest_route, times_of
 from knotctl.core.cluster.reasons import layers
 from knotctl.core.cluster.reconcile import Kind
 from knotctl.core.cluster.speed import parameters_in, time_text
+from knotctl.core.cluster.steps import mend, stages_of
 from knotctl.core.errors import printable
 from knotctl.core.sizes import format_size
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from knotctl.core.cluster.document import with_rows
-from knotctl.core.cluster.planner import Plan, stages_of
+from knotctl.core.cluster.planner import Plan
+from knotctl.core.cluster.steps import stages_of
 from knotctl.core.spans import LayerSpan
 
 WIDTH = 64

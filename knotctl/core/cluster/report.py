@@ -11,11 +11,11 @@ from knotctl.core.cluster.capacity import Capacity, capacity_of
 from knotctl.core.cluster.controller import Controller
 from knotctl.core.cluster.coverage import CoverageMap
 from knotctl.core.cluster.directives import Directive
-from knotctl.core.cluster.planner import stages_of
 from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.predict import fastest_route, times_of
 from knotctl.core.cluster.scenario import Actor, Scenario
 from knotctl.core.cluster.speed import milliseconds
+from knotctl.core.cluster.steps import stages_of
 from knotctl.core.spans import LayerSpan
 
 

@@ -14,8 +14,9 @@ from knotctl.core.cluster.document import idle, with_rows
 from knotctl.core.cluster.explain import warnings_of
 from knotctl.core.cluster.picture import ticks
 from knotctl.core.cluster.placement import Place
-from knotctl.core.cluster.planner import Plan, stages_of
+from knotctl.core.cluster.planner import Plan
 from knotctl.core.cluster.speed import SECOND, time_text
+from knotctl.core.cluster.steps import stages_of
 from knotctl.core.sizes import format_size
 from knotctl.core.spans import LayerSpan
 
