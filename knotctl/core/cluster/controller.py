@@ -68,8 +68,8 @@ class Controller:
         self.now = now
         spans = sorted(held, key=len)
         if (known := self.members.get(node.node_id)) is not None:
-            if union(spans) != self.books.held[node.node_id]:
-                # It was restarted before it was missed.
+            if union(spans) != self.books.held[node.node_id] or self.books.loading[node.node_id]:
+                # It was restarted before it was missed, and what it was loading is lost.
                 self.holds.left(node.node_id, now, now - known.joined_at, served=known.served)
             self._forget(node.node_id)
         c = capacity_of(node, self.model, self.policy)

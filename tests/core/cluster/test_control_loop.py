@@ -153,6 +153,13 @@ def test_a_node_in_hold_down_closes_a_gap_where_nobody_else_can() -> None:
     assert told(controller.join(a_node("flap", 10), 10)) == ["LOAD flap 0:10"]
 
 
+def test_a_restart_while_loading_counts_as_leaving_though_nothing_was_held_yet() -> None:
+    controller = a_cluster(a=10)
+    for now in (10, 20, 30):
+        controller.join(a_node("flap", 10), now)
+    assert controller.holds.level("flap") == 1, "and in hold-down it is not told to load again"
+
+
 def test_a_restart_that_nobody_missed_counts_as_leaving() -> None:
     controller = a_cluster(a=10)
     carry_out(controller, controller.join(a_node("a", 10), 3), 3)

@@ -73,10 +73,10 @@ def test_five_of_ten_leave_at_once_and_the_gaps_close_within_a_minute() -> None:
 
 def test_hold_down_saves_most_loads_of_nodes_that_flap_and_opens_no_gap() -> None:
     reports = fixture("flapping.json")
-    assert reports["default"].loads < 0.2 * reports["no hold-down"].loads
+    assert reports["default"].loads < 0.02 * reports["no hold-down"].loads
     assert all(r.uncovered_s == 0 for r in reports.values())
-    # Intervals double up to an hour, so that the second hour sees next to none.
-    assert reports["default"].hours[1]["loads"] < 0.1 * reports["default"].hours[0]["loads"]
+    # Intervals double up to an hour, so that the second hour sees none.
+    assert reports["default"].hours[1]["loads"] == 0
 
 
 def test_every_liar_is_found_and_nobody_who_is_only_slow_for_a_while_is_called_one_for_good() -> None:
