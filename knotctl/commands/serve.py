@@ -14,7 +14,18 @@ import typer
 
 from knotctl.commands.console import print_json, progress, say
 from knotctl.commands.options import Json, MemoryBudget, Threads, budget_bytes, spans
-from knotctl.commands.serve_cluster import cluster_engine, given_nodes, own_processes
+from knotctl.commands.serve_cluster import (
+    DEMO_SHARDS,
+    DEMO_STATIONS,
+    Processes,
+    ShardAt,
+    Shards,
+    StationAt,
+    Stations,
+    cluster_engine,
+    given_nodes,
+    own_processes,
+)
 from knotctl.commands.serve_tracker import TrackerOptions, serve_tracker
 from knotctl.commands.serving import LogJson, LogRequests, TlsCa, TlsCert, TlsKey, TokenFile, tls_files
 from knotctl.commands.signals import sigterm_interrupts
@@ -25,8 +36,6 @@ if TYPE_CHECKING:
     from knotctl.core.engine.session import Engine
     from knotctl.services.demo import Answer
     from knotctl.services.server import Server
-
-DEMO_SHARDS, DEMO_STATIONS = 8, 2
 
 
 def serve(
@@ -41,10 +50,8 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", help="API keys, one a line; KNOTCTL_API_KEY holds one more.")
     ] = None,
-    shards: Annotated[int | None, typer.Option("--shards", min=1, max=1024, help="Vocabulary shards.")] = None,
-    stations: Annotated[
-        str | None, typer.Option("--stations", metavar="A:B,…|N", help="Spans of layers, or a number of stations.")
-    ] = None,
+    shards: Shards = None,
+    stations: Stations = None,
     context: Annotated[
         int, typer.Option("--ctx-size", "-c", min=1, help="Tokens that all requests together may hold.")
     ] = 8192,
@@ -53,18 +60,12 @@ def serve(
         str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
     ] = "auto",
     threads: Threads = None,
-    processes: Annotated[
-        bool, typer.Option("--processes", help="A process for each shard and station; started again when it dies.")
-    ] = False,
+    processes: Processes = False,
     wardens: Annotated[
         bool, typer.Option("--wardens", help="With --processes: a row and a layer warden in front of the knot.")
     ] = False,
-    shard_at: Annotated[
-        list[str] | None, typer.Option("--shard-at", metavar="URL[,URL]", help="A shard elsewhere, and its replicas.")
-    ] = None,
-    station_at: Annotated[
-        list[str] | None, typer.Option("--station-at", metavar="URL[,URL]", help="A station elsewhere, and replicas.")
-    ] = None,
+    shard_at: ShardAt = None,
+    station_at: StationAt = None,
     tracker_only: Annotated[
         bool, typer.Option("--tracker-only", help="Serve from workers that register here; no weights in this process.")
     ] = False,

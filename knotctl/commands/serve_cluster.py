@@ -6,7 +6,9 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from knotctl.commands.console import say
 from knotctl.commands.options import spans
@@ -17,11 +19,27 @@ if TYPE_CHECKING:
     from knotctl.core.engine.remote import ClusterSpec
     from knotctl.core.engine.session import Engine
 
+DEMO_SHARDS, DEMO_STATIONS = 8, 2
+
+Shards = Annotated[int | None, typer.Option("--shards", min=1, max=1024, help="Vocabulary shards.")]
+Stations = Annotated[
+    str | None, typer.Option("--stations", metavar="A:B,…|N", help="Spans of layers, or a number of stations.")
+]
+Processes = Annotated[
+    bool, typer.Option("--processes", help="A process for each shard and station; started again when it dies.")
+]
+ShardAt = Annotated[
+    list[str] | None, typer.Option("--shard-at", metavar="URL[,URL]", help="A shard elsewhere, and its replicas.")
+]
+StationAt = Annotated[
+    list[str] | None, typer.Option("--station-at", metavar="URL[,URL]", help="A station elsewhere, and replicas.")
+]
+
 
 @contextmanager
 def own_processes(
     knot: str, *, shards: int, stations: str, context: int, memory_budget: int | None, residency: str,
-    threads: int | None, degrade: bool, log_json: bool, wardens: bool = False,
+    threads: int | None, degrade: bool, log_json: bool, wardens: bool = False, kv_type: str = "f32",
 ) -> Iterator[ClusterSpec]:  # fmt: skip
     """Start a process for each shard and station, and yield where they are; they end with the block.
 
@@ -56,7 +74,7 @@ def own_processes(
         }
         for i, span in enumerate(parts):
             argv = ["run-station", knot, "--layers", str(span), "--serve", "--residency", residency, "-c", str(context)]
-            argv += behind[1]
+            argv += ["--kv-type", kv_type, *behind[1]]
             if memory_budget is not None:
                 # each station's part of the budget follows from its layers, as in one process
                 argv += ["--memory-budget", str(memory_budget * len(span) // n_layers)]

@@ -18,6 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from knotctl.core.errors import SourceError, UsageError, printable
+from knotctl.services.heap import give_back_large_blocks
 from knotctl.services.http_guard import GuardedProtocol
 
 DRAIN_SECONDS = 30
@@ -85,6 +86,7 @@ class Server(uvicorn.Server):
     ) -> None:
         self._on_drain = on_drain
         self._was_signalled = False
+        give_back_large_blocks()
         # It warns of every request that is not HTTP; the client is told, and the log is not for strangers to fill.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         super().__init__(

@@ -61,3 +61,30 @@ def test_a_peer_that_does_not_start_is_said(tiny: Callable[[str], Path], capsys:
     assert main([*argv, "/nowhere/llama-server"]) == 4
     assert main(argv[:-3]) == 0
     assert main(["bench", str(tiny("tiny")), "--peer", "/bin/false"]) == 2
+
+
+@pytest.mark.parametrize("against", ["one-process", "unpipelined"])
+def test_a_cluster_is_measured_against_another_way(
+    tiny: Callable[[str], Path], capsys: pytest.CaptureFixture[str], against: str
+) -> None:
+    argv = ["bench", str(tiny("tiny")), "--processes", "--shards", "2", "--test", "pp200", "--test", "tg4", "-r", "1"]
+    capsys.readouterr()
+    assert main([*argv, "--threads", "1", "--against", against, "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert (got["threads"], [r["test"] for r in got["results"]]) == (1, ["pp200", "tg4"])
+    assert all(r["tokens_per_s"] > 0 and r["peer_tokens_per_s"] > 0 and r["ratio"] > 0 for r in got["results"])
+    assert main([*argv, "--against", against, "--peer-floor", "1e9"]) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--against", "one-process"],
+        ["--processes", "--against", "elsewhere"],
+        ["--processes", "--station-at", "http://127.0.0.1:1", "--shard-at", "http://127.0.0.1:2"],
+        ["--station-at", "http://127.0.0.1:1"],
+        ["--shards", "2"],
+    ],
+)
+def test_a_cluster_that_makes_no_sense_is_refused(tiny: Callable[[str], Path], options: list[str]) -> None:
+    assert main(["bench", str(tiny("tiny")), "-p", "8", "-n", "0", *options]) == 2

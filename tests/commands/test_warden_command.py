@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ TOKEN = "cluster-token-0001"
 class Process:
     """A knotctl command that serves, once it is ready."""
 
-    def __init__(self, *argv: str, **env: str) -> None:
+    def __init__(self, *argv: str, within: Sequence[str] = (), **env: str) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "knotctl", *argv, "--json"],
+            [*within, sys.executable, "-m", "knotctl", *argv, "--json"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | env,
         )  # fmt: skip
         assert self.popen.stdout is not None
@@ -60,8 +60,8 @@ class Process:
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
-    def begin(*argv: str, **env: str) -> Process:
-        started.append(Process(*argv, **env))
+    def begin(*argv: str, within: Sequence[str] = (), **env: str) -> Process:
+        started.append(Process(*argv, within=within, **env))
         return started[-1]
 
     yield begin
@@ -85,8 +85,8 @@ def stored(moto: str, monkeypatch: pytest.MonkeyPatch, tiny: Callable[[str], Pat
 
 def embedded(knot: str, tmp_path: Path, *options: str) -> bytes:
     out = tmp_path / "embed.frame"
-    ids = "5,17,200,3,44,44,91,120,7,63,301"
-    assert main(["shard-embed", knot, "--tokens", ids, "-o", str(out), *options]) == 0
+    ids = [] if "--tokens" in options else ["--tokens", "5,17,200,3,44,44,91,120,7,63,301"]
+    assert main(["shard-embed", knot, *ids, "-o", str(out), *options]) == 0
     return out.read_bytes()
 
 
@@ -196,6 +196,48 @@ def test_a_warden_that_is_killed_costs_nothing_but_time(
     layers = start("warden", knot, "--layers", ":")
     layers.end(signal.SIGKILL)
     assert run(knot, "--warden", layers.url)[0] == plain
+
+
+def test_a_full_disk_under_the_key_value_level_costs_no_row(
+    tiny: Callable[[str], Path], tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    """On a real file system, of 128 KiB, that only the warden sees."""
+    knot, disk = str(tiny("tiny")), tmp_path / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=128k disk "$0" && exec "$@"'
+    small_disk = ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, str(disk)]
+    kv = ["--kv", f"sqlite:///{disk}/rows.db", "--budget", "16KiB"]
+    rows = start("warden", knot, "--rows", ":", *kv, within=small_disk)
+    assert not list(disk.iterdir()), "it is another file system there"
+    every = ["--tokens", ",".join(map(str, range(400)))]
+    expected = embedded(knot, tmp_path, *every)
+    for _ in range(3):
+        assert embedded(knot, tmp_path, *every, "--warden", rows.url) == expected
+    metrics = rows.metrics()
+    assert metrics['knot_cache_errors_total{tier="kv"}'] > 0, "the disk was not full"
+    assert metrics['knot_cache_bytes{tier="ram"}'] > 0
+    code, err = rows.end()
+    assert (code, "Traceback" in err) == (0, False), err
+
+
+def test_an_object_that_is_replaced_under_a_cluster_is_an_error_and_never_mixed(
+    stored: str, tiny: Callable[[str], Path], start: Callable[..., Process]
+) -> None:
+    """The last station reads its weights from the store with every token; the model there becomes another one."""
+    shard = start("shard-embed", stored, "--shard", "0/1", "--serve")
+    stations = [start("run-station", stored, "--layers", s, "--serve") for s in ("0:1", "1:3")]
+    nodes = ["--shard-at", shard.url, *(x for s in stations for x in ("--station-at", s.url))]
+    head = start("serve", stored, *nodes, "--port", "0", "--alias", "m")
+    expected = greedy(head.url)
+    assert put_s3("tiny.knot", tiny("tiny-llama").read_bytes()) == stored
+    body = {"model": "m", "prompt": "hello", "max_tokens": 12, "temperature": 0}
+    reply = httpx2.post(f"{head.url}/v1/completions", json=body, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "object-changed")
+    lines = httpx2.post(f"{head.url}/v1/completions", json=body | {"stream": True}, timeout=60).text
+    assert '"code":"object-changed"' in lines.replace(" ", "")
+    assert "[DONE]" not in lines
+    assert put_s3("tiny.knot", tiny("tiny").read_bytes()) == stored
+    assert greedy(head.url) == expected, "the same bytes again are the same object: its ETag is their digest"
 
 
 def test_a_stopped_warden_is_waited_for_once(

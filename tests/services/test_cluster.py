@@ -77,6 +77,30 @@ def test_a_long_prompt_goes_in_chunks_several_at_once_and_gives_the_same(
     assert before != [nodes.station(i).metrics.exposition() for i in (0, 1)]
 
 
+def test_unpipelined_a_station_begins_when_the_one_before_has_nothing_left_to_do(
+    nodes: Cluster, local: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    for i in (0, 1):
+        station = nodes.station(i).station
+        assert station is not None
+        real = station.forward
+
+        def forward(frame: Frame, check: Callable[[], None], i: int = i, real: Any = real) -> Frame:
+            events.append(f"begin {i}")
+            out: Frame = real(frame, check)
+            events.append(f"end {i}")
+            return out
+
+        monkeypatch.setattr(station, "forward", forward)
+    prompt = [(i * 29) % 390 for i in range(300)]
+    with nodes.engine(pipelined=False) as engine:
+        assert list(engine.submit(prompt, GREEDY, 1, ignore_stop=True)) == list(
+            local.submit(prompt, GREEDY, 1, ignore_stop=True)
+        )
+    assert events == ["begin 0", "end 0", "begin 1", "end 1"] * 3, "frames of 128 tokens, the most that they take"
+
+
 def test_stations_work_on_different_chunks_at_once(
     nodes: Cluster, remote: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,19 @@ def test_a_shard_that_is_gone_slow_or_wrong_has_its_rows_read_from_the_knot(
         assert e.stats()["direct_reads"] > 0
 
 
+def test_a_shard_that_hangs_is_not_waited_for_with_every_token(
+    nodes: Cluster, proxies: dict[str, Chaos], undisturbed: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "SHARD_SECONDS", 0.1)
+    monkeypatch.setattr(recovery, "_FIRST_BAN", 15.0)
+    with opened(nodes, proxies) as engine:
+        made, steps = stream(engine, 2, lambda: setattr(proxies["shard"], "silent", True))
+        assert (made.error, steps) == (None, undisturbed)
+        stats = engine.stats()
+        assert stats["shard_failures"] == 1
+        assert stats["direct_reads"] == sum(s.token < nodes.shard(0).shard.span.end for s in undisturbed[1:-1]) > 1
+
+
 def test_zeros_come_only_where_asked_for_and_are_named(
     nodes: Cluster, proxies: dict[str, Chaos], undisturbed: list[Step]
 ) -> None:
@@ -248,6 +261,18 @@ def test_activations_that_are_no_numbers_go_nowhere(
         with pytest.raises(KnotctlError) as e:
             list(engine.submit(PROMPT, PARAMS, N, ignore_stop=True))
         assert e.value.code == "bad-activation"
+
+
+@pytest.mark.parametrize("edge", ["entry", "exit"])
+def test_a_station_that_becomes_slow_is_left_for_its_replica_and_not_taken_back(
+    nodes: Cluster, proxies: dict[str, Chaos], undisturbed: list[Step], edge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_SLOW_SECONDS", 0.4)
+    monkeypatch.setattr(recovery, "_USUAL", 4)
+    with opened(nodes, proxies, replicas=True) as engine:
+        made, steps = stream(engine, 12, lambda: setattr(proxies[edge], "latency", 0.5))
+        assert (made.error, steps) == (None, undisturbed)
+        assert engine.stats()["recoveries"] == 1
 
 
 def test_a_slow_edge_slows_its_stream_only(nodes: Cluster, proxies: dict[str, Chaos], undisturbed: list[Step]) -> None:

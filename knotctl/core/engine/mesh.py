@@ -38,13 +38,12 @@ class Mesh:
 
     def __init__(
         self, knot: Knot, shards: Sequence[tuple[VocabSpan, Replicas]], peers: Callable[[str], Peer], *,
-        degrade: bool = False, seconds: float = SHARD_SECONDS, direct: bool = True,
+        degrade: bool = False, direct: bool = True,
     ) -> None:  # fmt: skip
         self._knot = knot
         self._shards = list(shards)
         self._peers = peers
         self._degrade = degrade
-        self._seconds = seconds
         self._direct = direct
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, len(self._shards)), "knotctl-mesh")
@@ -138,9 +137,10 @@ class Mesh:
         _, replicas = self._shards[index]
         body = encode_frame(frame, limits=WIRE_LIMITS)
         error: KnotctlError | None = None
-        for url in replicas.order():
+        # one that failed just now is not waited for again with every token, where the rows can be had otherwise
+        for url in replicas.usable() if self._direct else replicas.order():
             try:
-                answer = send_frame(self._peers(url), path, body, seconds=self._seconds, check=check)
+                answer = send_frame(self._peers(url), path, body, seconds=SHARD_SECONDS, check=check)
                 accepted = accept(url, answer.frame)
             except RemoteError as e:
                 if 400 <= e.status < 500 and e.status not in (404, 408, 409, 422, 429):

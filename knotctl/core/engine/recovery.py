@@ -6,6 +6,8 @@ and no clock of its own: time comes in, decisions come out.
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +20,8 @@ _FIRST_BAN, _MOST_BAN = 0.5, 15.0
 _FIRST_PAUSE, _MOST_PAUSE = 0.05, 1.0
 # How long streams wait for a route to come back: long enough for a restart and its load, shorter than clients wait.
 PATIENCE_SECONDS = 60.0
+# A pass of one token a stream that takes so many times the usual, and so many seconds, is worth another route.
+_SLOW_TIMES, _SLOW_SECONDS, _USUAL = 8.0, 2.0, 32
 # Nodes that may die over one request at the same place of it before it is held to be the cause.
 MAX_CRASHES = 2
 
@@ -43,11 +47,15 @@ class _Replica:
 
 
 class Replicas:
-    """The nodes that can do the same work, in order of preference."""
+    """The nodes that can do the same work, in order of preference: the one that did it last, for as long as it does.
+
+    Another one has none of the sessions, so that every change costs the streams a replay.
+    """
 
     def __init__(self, urls: Sequence[str], clock: Callable[[], float]) -> None:
         self._replicas = {url: _Replica(url) for url in urls}
         self._clock = clock
+        self._last = urls[0] if urls else ""
 
     @property
     def urls(self) -> list[str]:
@@ -57,8 +65,15 @@ class Replicas:
     def order(self) -> list[str]:
         """Return them, those that are not banned first; where all are, the fault may be ours and none is left out."""
         now = self._clock()
-        banned = {r.url: max(0.0, r.banned_until - now) for r in self._replicas.values()}
-        return sorted(self._replicas, key=lambda url: banned[url])
+        return sorted(self._replicas, key=lambda url: (self._banned(url, now), url != self._last))
+
+    def usable(self) -> list[str]:
+        """Return those that are not banned, in order."""
+        now = self._clock()
+        return [url for url in self.order() if not self._banned(url, now)]
+
+    def _banned(self, url: str, now: float) -> float:
+        return max(0.0, self._replicas[url].banned_until - now)
 
     def ban(self, url: str) -> None:
         """Pass over a node that failed, longer each time."""
@@ -71,6 +86,29 @@ class Replicas:
         """Note that a node did its work."""
         replica = self._replicas[url]
         replica.failures, replica.banned_until = 0, 0.0
+        self._last = url
+
+
+class Pace:
+    """How long a pass of one token a stream usually takes, and whether one took so long that another route is better.
+
+    Units: seconds.
+    """
+
+    def __init__(self) -> None:
+        self._usual: deque[float] = deque(maxlen=_USUAL)
+        self.is_slow = False
+
+    def note(self, seconds: float) -> None:
+        """Take a pass into account."""
+        if len(self._usual) == _USUAL and seconds > max(_SLOW_SECONDS, _SLOW_TIMES * statistics.median(self._usual)):
+            self.is_slow = True
+        self._usual.append(seconds)
+
+    def begin(self) -> None:
+        """Forget what was usual: the route is another one."""
+        self._usual.clear()
+        self.is_slow = False
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from knotctl.core.engine.choose import Ask, Chosen, parse_sampled
 from knotctl.core.engine.hop import Answer, RemoteError, send_frame
 from knotctl.core.engine.mesh import Mesh
 from knotctl.core.engine.nodes import NodeAbout, discover
-from knotctl.core.engine.recovery import Replicas, RouteLost
+from knotctl.core.engine.recovery import Pace, Replicas, RouteLost
 from knotctl.core.errors import Cancelled, FrameError, KnotctlError
 from knotctl.core.knot.reader import Knot
 from knotctl.core.source.http_call import Peer, TransportError
@@ -64,7 +64,7 @@ class ClusterSpec:
 
     `head_on_shards` has the logits made by the shards, each of its own ids, in place of the last station, which then
     needs no memory for the head. `direct` lets rows be read from the knot where a shard fails, `degrade` lets them be
-    zeros where that fails too.
+    zeros where that fails too. Without `pipelined` a frame waits for the answer to the one before: to measure by.
     """
 
     shards: Sequence[Sequence[str]]
@@ -74,6 +74,7 @@ class ClusterSpec:
     degrade: bool = False
     direct: bool = True
     head_on_shards: bool = False
+    pipelined: bool = True
     wait_seconds: float = 120.0
 
 
@@ -102,6 +103,7 @@ class RemoteStages:
             direct=spec.direct,
         )
         self._pool = ThreadPoolExecutor(2 * _CHUNKS_PER_STATION * len(stations), "knotctl-route")
+        self._pace = Pace()
         self._engine_id = secrets.token_hex(6)
         self._steps = count()
         self._retries = 0
@@ -121,6 +123,8 @@ class RemoteStages:
 
         Raises: RouteLost where a replay may help; what a node said where it will not; Cancelled.
         """
+        if self._pace.is_slow:
+            self._leave_slow_route()
         route = [stage.order()[0] for stage in self._stages]
         self.zeroed = []
         try:
@@ -130,6 +134,15 @@ class RemoteStages:
         for stage, url in zip(self._stages, route, strict=True):
             stage.restore(url)
         return chosen
+
+    def _leave_slow_route(self) -> None:
+        """Pass over the nodes in use that have a replica: which one is slow is not known, and all replay anyway."""
+        slow = [(stage, stage.order()[0]) for stage in self._stages if len(stage.usable()) > 1]
+        self._pace.begin()
+        if slow:
+            for stage, url in slow:
+                stage.ban(url)
+            raise RouteLost(RemoteError("slow", "the route had become slow", url=slow[0][1], status=503))
 
     def _chosen(
         self, answer: Frame | None, tokens: Frame, asks: Sequence[Ask], tail: str, check: Callable[[], None]
@@ -182,8 +195,15 @@ class RemoteStages:
     def _pass(self, tokens: Frame, asks: Sequence[Ask], route: list[str], check: Callable[[], None]) -> Frame | None:
         """Send a pass, whole or in chunks, and return the answer to the last one."""
         chunks = self._chunks(tokens, asks)
-        if len(chunks) == 1:
-            return self._send(self._embed(tokens, check), asks, route, check, hold=False).frame
+        if len(chunks) == 1 or not self._spec.pipelined:
+            for chunk in chunks[:-1]:
+                self._send(self._embed(chunk, check), (), route, check, hold=False)
+            hidden = self._embed(chunks[-1], check)
+            started = time.monotonic()
+            answer = self._send(hidden, asks, route, check, hold=False)
+            if tokens.rows <= len(tokens.segments):
+                self._pace.note(time.monotonic() - started)
+            return answer.frame
         abandoned = threading.Event()
 
         def check_all() -> None:
@@ -220,7 +240,7 @@ class RemoteStages:
     def _chunks(self, tokens: Frame, asks: Sequence[Ask]) -> list[Frame]:
         """Return the pass as it goes over the wire: a lone prompt in chunks, anything else whole."""
         size = self._frame_tokens
-        if len(self._stages) > 1:
+        if len(self._stages) > 1 and self._spec.pipelined:
             size = min(size, max(_LEAST_CHUNK, -(-tokens.rows // (_CHUNKS_PER_STATION * len(self._stages)))))
         if len(tokens.segments) != 1 or tokens.rows <= size:
             return [tokens]

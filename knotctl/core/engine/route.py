@@ -9,10 +9,8 @@ import json
 import queue
 import secrets
 import ssl
-import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from typing import Any
 
 from knotctl.core.engine.choose import Ask, Chosen
 from knotctl.core.engine.hop import RemoteError
-from knotctl.core.engine.recovery import Replicas, RouteLost
+from knotctl.core.engine.recovery import Pace, Replicas, RouteLost
 from knotctl.core.engine.remote import ClusterSpec, RemoteStages
 from knotctl.core.errors import KnotctlError, UsageError, printable
 from knotctl.core.knot.reader import Knot
@@ -34,8 +32,6 @@ from knotctl.core.wire.merge import merge_partials
 _ASK_SECONDS = 5.0
 # Chunks on their way at once, of so many tokens at least: as remote.py.
 _PASSES, _CHUNK_TOKENS = 8, 64
-# A pass of one token a stream that takes so many times the usual, and so many seconds, is worth another route.
-_SLOW_TIMES, _SLOW_SECONDS, _USUAL = 8.0, 2.0, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +77,7 @@ class RouteStages(RemoteStages):
         self._mesh = _Rows(shard)  # type: ignore[assignment]
         self._reroute = reroute
         self._failed: list[str] = []
-        self._is_slow = False
-        self._usual: deque[float] = deque(maxlen=_USUAL)
+        self._pace = Pace()
         self._before: tuple[Hop, ...] = ()
         self.version = 0
         self.crashes = 0
@@ -110,16 +105,13 @@ class RouteStages(RemoteStages):
         """
         if self._failed:
             self._take_another()
-        elif self._is_slow:
-            self._is_slow = False
+        elif self._pace.is_slow:
+            self._pace.is_slow = False
             before = self.version
             self._take_another()
             if self.version != before:
                 raise RouteLost(RemoteError("slow", "the route had become slow", url=self.hops[0].url, status=503))
-        started = time.monotonic()
-        chosen = super().run(tokens, asks, check)
-        self._note(time.monotonic() - started, tokens.rows <= len(tokens.segments))
-        return chosen
+        return super().run(tokens, asks, check)
 
     def drop(self, request_id: bytes) -> None:
         """Have a session forgotten by every station, those of the route before too."""
@@ -139,7 +131,7 @@ class RouteStages(RemoteStages):
         self._frame_tokens = min(batch for _, batch in limits)
         self.pass_tokens = _PASSES * len(hops) * _CHUNK_TOKENS
         self._stages = [Replicas([h.url], time.monotonic) for h in hops]
-        self._usual.clear()
+        self._pace.begin()
 
     def _limits(self, url: str) -> tuple[int, int]:
         """Return the tokens that a node has room for, and those of a frame."""
@@ -178,13 +170,6 @@ class RouteStages(RemoteStages):
             if error.down or error.status in (502, 503, 504) or error.code in ("wrong-identity", "internal"):
                 self._failed.append(error.url)
         return lost
-
-    def _note(self, seconds: float, is_usual: bool) -> None:
-        if not is_usual:
-            return
-        if len(self._usual) == _USUAL and seconds > max(_SLOW_SECONDS, _SLOW_TIMES * statistics.median(self._usual)):
-            self._is_slow = True
-        self._usual.append(seconds)
 
 
 class _Rows:

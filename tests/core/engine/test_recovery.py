@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knotctl.core.engine import recovery
-from knotctl.core.engine.recovery import Recovery, Replicas, RouteLost
+from knotctl.core.engine.recovery import Pace, Recovery, Replicas, RouteLost
 from knotctl.core.engine.stream import Stream
 from knotctl.core.errors import KnotctlError, RequestError
 from knotctl.core.tokens.sampler import SamplingParams
@@ -48,6 +48,37 @@ def test_a_replica_that_failed_is_passed_over_longer_each_time_and_forgiven_when
     replicas.ban("a")
     clock.now += 0.5
     assert replicas.order() == ["a", "b"]
+
+
+def test_the_replica_that_works_is_kept_when_another_ones_time_comes(clock: Clock) -> None:
+    """Going back would cost every stream a replay, and fail again where that one is gone for good."""
+    replicas = Replicas(["a", "b", "c"], clock)
+    replicas.ban("a")
+    assert replicas.usable() == ["b", "c"]
+    replicas.restore("b")
+    clock.now += 100
+    assert replicas.order() == replicas.usable() == ["b", "a", "c"]
+    replicas.ban("b")
+    assert replicas.order() == ["a", "c", "b"]
+
+
+def test_a_route_is_slow_where_a_pass_takes_many_times_the_usual_and_long() -> None:
+    pace = Pace()
+
+    def slow_after(*seconds: float) -> bool:
+        for s in seconds:
+            pace.note(s)
+        return pace.is_slow
+
+    assert not slow_after(100.0), "what is usual is not known yet"
+    assert not slow_after(*[0.1] * 40)
+    assert not slow_after(0.79, 1.9)
+    assert slow_after(2.1)
+    pace.begin()
+    assert not slow_after(100.0)
+    assert not slow_after(*[1.0] * 40)
+    assert not slow_after(7.9)
+    assert slow_after(8.1)
 
 
 def test_where_all_are_banned_the_one_whose_time_comes_first_is_tried(clock: Clock) -> None:
