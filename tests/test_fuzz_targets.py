@@ -20,7 +20,7 @@ CHANGES = 40
 
 
 def targets() -> dict[str, Callable[[bytes], None]]:
-    spec = importlib.util.spec_from_file_location("fuzz_targets", ROOT / "fuzz" / "targets.py")
+    spec = importlib.util.spec_from_file_location("fuzz_targets", ROOT / "tests" / "fuzz" / "targets.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

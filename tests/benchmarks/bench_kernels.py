@@ -97,7 +97,7 @@ def test_attention(
     rng = np.random.default_rng(1)
     q = rng.standard_normal((tokens, heads, dim)).astype(np.float32)
     k, v = (rng.standard_normal((kv_heads, 4096, dim)).astype(np.float32) for _ in range(2))
-    benchmark(attention, q, k, v, position, np.empty_like(q))
+    benchmark(attention, q, k, v, np.arange(position, position + tokens), np.empty_like(q))
 
 
 @pytest.mark.parametrize("tokens", [1, 512])

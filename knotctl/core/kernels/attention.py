@@ -25,6 +25,7 @@ from knotctl.core.kernels.simd import (
     load_f32,
     load_f32x16,
     load_first_f32x16,
+    load_i64,
     mul,
     splat_f32x16,
     store_f32,
@@ -184,7 +185,8 @@ def _divide(out, denominator, dim):
 @Kernel
 def attention_groups(args, scratch, begin, end):
     """Units are `share` heads of one KV head, for `many` tokens: their keys and values come once from far away."""
-    q, k, v, out, heads, group, dim, capacity, position, scale_bits, tokens, share, many, size = arguments(args, 14)
+    q, k, v, out, heads, group, dim, capacity, positions, scale_bits, tokens, share, many, size = arguments(args, 14)
+    position = load_i64(positions)
     scale, shares = float_of(np.uint32(scale_bits)), heads // share
     row, room = 4 * heads * dim, 4 * ((position + tokens + 15) // 16 * 16)
     denominators = scratch + many * share * room
@@ -240,21 +242,23 @@ def attention(
     q: NDArray[np.float32],
     k: NDArray[np.float32] | NDArray[np.float16],
     v: NDArray[np.float32] | NDArray[np.float16],
-    position: int,
+    positions: NDArray[np.int64],
     out: NDArray[np.float32],
 ) -> None:
-    """Write softmax(q·k / sqrt(D))·v to out; row t, at position + t, sees keys 0 … position + t.
+    """Write softmax(q·k / sqrt(D))·v to out; row t sees keys 0 … positions[t].
 
-    Shapes: q, out f32[T, H, D]; k, v both f32 or both f16 [KVH, capacity, D]; all contiguous; head h reads KV head
-    h // (H // KVH).
+    Shapes: q, out f32[T, H, D]; positions i64[T], consecutive; k, v both f32 or both f16 [KVH, capacity, D]; all
+    contiguous; head h reads KV head h // (H // KVH).
     """
     tokens, heads, dim = q.shape
     kv_heads, capacity, _ = k.shape
-    group, keys = heads // kv_heads, position + tokens
+    # The launch of a single token is the same at every position, so that a program may hold it.
+    group, keys = heads // kv_heads, capacity if tokens == 1 else int(positions[-1]) + 1
     run_tokens = max(1, min(16, tokens, _SCORES // (group * _row_bytes(keys))))
     # Few units and many threads: a head each.
     share = group if kv_heads * -(-tokens // run_tokens) % get_threads() == 0 or tokens > run_tokens else 1
     arrays = address(q), address(k), address(v), address(out)
-    shape = heads, group, dim, capacity, position, float_bits(1 / math.sqrt(dim)), tokens, share, run_tokens, k.itemsize
+    rest = address(positions), float_bits(1 / math.sqrt(dim)), tokens, share, run_tokens, k.itemsize
     units = heads // share * -(-tokens // run_tokens)
-    run(attention_groups, units, 1, (*arrays, *shape), _scratch_bytes(run_tokens * share, keys, dim, k.itemsize))
+    scratch = _scratch_bytes(run_tokens * share, keys, dim, k.itemsize)
+    run(attention_groups, units, 1, (*arrays, heads, group, dim, capacity, *rest), scratch)

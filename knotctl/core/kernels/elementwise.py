@@ -46,6 +46,18 @@ def swiglu_chunks(args, scratch, begin, end):
 
 
 @Kernel
+def add_chunks(args, scratch, begin, end):
+    """Units are chunks."""
+    x, y, size = arguments(args, 3)
+    first, last = _CHUNK * begin, min(_CHUNK * end, size)
+    whole = last - (last - first) % 16
+    for i in range(first, whole, 16):
+        store_f32x16(x + 4 * i, plus(load_f32x16(x + 4 * i), load_f32x16(y + 4 * i)))
+    rest, i = last - whole, 4 * whole
+    store_first_f32x16(x + i, plus(load_first_f32x16(x + i, rest), load_first_f32x16(y + i, rest)), rest)
+
+
+@Kernel
 def add_rows(args, scratch, begin, end):
     """Units are rows; each has y added."""
     x, y, period = arguments(args, 3)
@@ -68,8 +80,8 @@ def swiglu(gate: NDArray[np.float32], up: NDArray[np.float32], out: NDArray[np.f
 
 
 def add(x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
-    """Add y to x in place. Shapes: f32, equal."""
-    np.add(x, y, out=x)
+    """Add y to x in place. Shapes: f32, equal and contiguous."""
+    run(add_chunks, -(-x.size // _CHUNK), 8, (address(x), address(y), x.size))
 
 
 def add_bias(x: NDArray[np.float32], bias: NDArray[np.float32]) -> None:

@@ -18,6 +18,7 @@ _PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause", "aarc
 )
 
 sched_yield = types.ExternalFunction("sched_yield", types.intc())
+clock_gettime = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.int64))
 
 
 def _word(b: ir.IRBuilder, address: Any) -> Any:

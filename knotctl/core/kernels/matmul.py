@@ -37,7 +37,7 @@ from knotctl.core.kernels.quantize import (
 from knotctl.core.kernels.rows import row_q4_k, row_q5_k, row_q6_k, scratch_256
 from knotctl.core.kernels.rows32 import row_q4_0, row_q4_1, row_q5_0, row_q5_1, row_q8_0, scratch_32
 from knotctl.core.kernels.simd import load_i64
-from knotctl.core.kernels.threads import get_threads, run
+from knotctl.core.kernels.threads import get_threads, recorded, run
 from knotctl.core.kernels.tiles import (
     D32,
     SCRATCH_BYTES,
@@ -287,6 +287,8 @@ def matmul(
         float_rows(qtype, blocks, columns, acts, row, out)
     elif rows < 16:
         # A tile has 16 rows: the others repeat the last one and are dropped.
+        if (program := recorded()) is not None:
+            program.whole = False
         padded = blocks.reshape(rows, row_bytes)[np.minimum(np.arange(16), rows - 1)]
         wide = np.empty((acts.tokens, 16), np.float32)
         matmul(qtype, padded.reshape(-1), columns, acts, 0, wide)

@@ -244,6 +244,14 @@ def quantize_32(args, scratch, begin, end):
 
 
 @Kernel
+def clear_counts(args, scratch, begin, end):
+    """The one unit is a part's counts."""
+    part, blocks = arguments(args, 2)
+    for b in range(blocks):
+        store_i64(part + 8 * b, 0)
+
+
+@Kernel
 def check_finite(args, scratch, begin, end):
     """Units are rows."""
     x, columns = arguments(args, 2)
@@ -295,8 +303,8 @@ def quantize(
         for t in range(0, tokens, TOKENS):
             some = min(TOKENS, tokens - t)
             part = allocate(_part_bytes(n, some, size))
-            part[: 8 * n] = 0
             acts.parts.append((some, part, address(part)))
+            run(clear_counts, 1, 1, (acts.parts[-1][2], n))
             # A grain of some microseconds: 100 ns per 256 numbers.
             reported |= run(kernel, some, 1 + 8192 // columns, (at + 4 * t * columns, columns, some, acts.parts[-1][2]))
     if reported:

@@ -4,6 +4,9 @@ A launch writes the job, opens its ticket (an odd number) and works on it like e
 the next grain, so a thread whose core is taken away for a while delays no other. Which thread computes a unit never
 changes its result. Idle threads spin, then yield, and after some milliseconds sleep in Python until the next launch;
 a sleeper that comes late joins the job or finds it closed. Hand-off measured on 2 cores of a Zen 4: 0.6 us.
+
+A token of a small model is some five hundred launches of a few microseconds each, as long as Python takes to ask for
+one; `record` therefore keeps them as a Program, which runs again in one call.
 """
 
 from __future__ import annotations
@@ -11,20 +14,28 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from knotctl.core.errors import UsageError
 from knotctl.core.kernels.jit import Kernel, entry, inner
-from knotctl.core.kernels.machine import REPORT, atomic_add, atomic_load, call, pause, sched_yield
+from knotctl.core.kernels.machine import REPORT, atomic_add, atomic_load, call, clock_gettime, pause, sched_yield
 from knotctl.core.kernels.simd import load_i64, store_i64
 
 MAX_THREADS = 256
 MAX_ARGS = 16
 
 # Words of the pool, each group on a cache line of its own (in bytes from its start).
-_TICKET, _INSIDE, _NEXT, _JOB, _ARGS, _REPORT, _WORKERS = 0, 64, 128, 192, 256, 256 + REPORT, 448
+_TICKET, _INSIDE, _NEXT, _JOB, _ARGS, _WORKERS = 0, 64, 128, 192, 256, 448
 _POOL_BYTES = 512
+# A launch as a program's row: the arguments, room for the report, then kernel, units and grain. A row without a kernel
+# is a mark: it takes the time.
+_KERNEL = REPORT + 8
+_ROW_BYTES = _KERNEL + 24
 # Spins before yielding: with other processes on the cores, 2000 cost least (100 and no yield at all were far worse).
 _SPINS = 2000
 # Yields before sleeping, of about 0.3 us each on an idle core: long enough for the Python code between two kernels.
@@ -47,10 +58,38 @@ def _work(pool, who):
     """Run grains of the open job until none is left."""
     kernel, units, grain = load_i64(pool + _JOB), load_i64(pool + _JOB + 8), load_i64(pool + _JOB + 16)
     scratch = load_i64(pool + _JOB + 24) + who * load_i64(pool + _JOB + 32)
+    args = load_i64(pool + _JOB + 40)
     begin = atomic_add(pool + _NEXT, grain)
     while begin < units:
-        call(kernel, pool + _ARGS, scratch, begin, min(begin + grain, units))
+        call(kernel, args, scratch, begin, min(begin + grain, units))
         begin = atomic_add(pool + _NEXT, grain)
+
+
+@inner
+def _share_out(pool, kernel, units, grain, args, scratch, stride):
+    """Run a job on all threads and return what it reported."""
+    store_i64(args + REPORT, 0)
+    if units <= grain or atomic_load(pool + _WORKERS) == 0:
+        call(kernel, args, scratch, 0, units)
+        return load_i64(args + REPORT)
+    store_i64(pool + _JOB, kernel)
+    store_i64(pool + _JOB + 8, units)
+    store_i64(pool + _JOB + 16, grain)
+    store_i64(pool + _JOB + 24, scratch)
+    store_i64(pool + _JOB + 32, stride)
+    store_i64(pool + _JOB + 40, args)
+    store_i64(pool + _NEXT, 0)
+    atomic_add(pool + _TICKET, 1)
+    _work(pool, 0)
+    atomic_add(pool + _TICKET, 1)
+    spins = 0
+    while atomic_load(pool + _INSIDE) != 0:
+        spins += 1
+        if spins < _SPINS:
+            pause()
+        else:
+            sched_yield()
+    return load_i64(args + REPORT)
 
 
 @entry("void(int64, int64)")
@@ -98,34 +137,31 @@ def _launch(
     store_i64(args + 104, a13)
     store_i64(args + 112, a14)
     store_i64(args + 120, a15)
-    store_i64(pool + _REPORT, 0)
-    if units <= grain or atomic_load(pool + _WORKERS) == 0:
-        call(kernel, args, scratch, 0, units)
-        return load_i64(pool + _REPORT)
-    store_i64(pool + _JOB, kernel)
-    store_i64(pool + _JOB + 8, units)
-    store_i64(pool + _JOB + 16, grain)
-    store_i64(pool + _JOB + 24, scratch)
-    store_i64(pool + _JOB + 32, stride)
-    store_i64(pool + _NEXT, 0)
-    atomic_add(pool + _TICKET, 1)
-    _work(pool, 0)
-    atomic_add(pool + _TICKET, 1)
-    spins = 0
-    while atomic_load(pool + _INSIDE) != 0:
-        spins += 1
-        if spins < _SPINS:
-            pause()
-        else:
-            sched_yield()
-    return load_i64(pool + _REPORT)
+    return _share_out(pool, kernel, units, grain, args, scratch, stride)
+
+
+@entry("int64(int64, int64, int64, int64, int64)")
+def _launch_all(pool, rows, count, scratch, stride):
+    """Run a program's rows; return 0, or 1 more than the row that reported something, behind which none has run."""
+    for i in range(count):
+        row = rows + _ROW_BYTES * i
+        kernel = load_i64(row + _KERNEL)
+        if kernel == 0:
+            clock_gettime(time.CLOCK_MONOTONIC, row)
+        elif _share_out(pool, kernel, load_i64(row + _KERNEL + 8), load_i64(row + _KERNEL + 16), row, scratch, stride):
+            return i + 1
+    return 0
+
+
+def _wake() -> None:
+    while _sleeping:
+        _sleeping.pop().release()
 
 
 def _resize(n: int) -> None:
     """Let workers above n end; the lock is held."""
     _memory[_WORKERS_AT] = n
-    while _sleeping:
-        _sleeping.pop().release()
+    _wake()
     for thread in _workers[n:]:
         thread.join()
     del _workers[n:]
@@ -172,6 +208,66 @@ def _prepare(scratch_bytes: int) -> None:
 
 
 _ZEROS = [(0,) * (MAX_ARGS - n) for n in range(MAX_ARGS + 1)]
+Label = TypeVar("Label")
+
+
+class Program(Generic[Label]):
+    """Launches in the order in which they ran while they were recorded, to be run again in one call.
+
+    Everything they read and write must lie where it lay; what is to differ from run to run is read from memory.
+    `kept` holds alive what the caller says must not move.
+    """
+
+    def __init__(self) -> None:
+        self.whole = True
+        self._launches: list[tuple[int, ...]] = []
+        self._labels: list[tuple[int, Label]] = []
+        self._scratch_bytes = 0
+        self._rows = np.empty((0, _ROW_BYTES // 8), np.int64)
+
+    def note(self, kernel: Kernel, units: int, grain: int, args: tuple[int, ...], scratch_bytes: int) -> None:
+        """Add a launch."""
+        self._launches.append((*args, *_ZEROS[len(args)], 0, kernel.address, units, grain))
+        self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)
+
+    def mark(self, label: Label) -> None:
+        """Add a mark: what has run since the last one counts as the label's."""
+        self._labels.append((len(self._launches), label))
+        self._launches.append((0,) * (_ROW_BYTES // 8))
+
+    def run(self) -> int:
+        """Run all launches; returns what the first one that reported something reported, or 0."""
+        if len(self._rows) != len(self._launches):
+            self._rows = np.array(self._launches, np.int64)
+        with _lock:
+            _prepare(self._scratch_bytes)
+            _wake()
+            at = _launch_all.call(_pool, self._rows.ctypes.data, len(self._rows), _scratch_base, _scratch_bytes)
+        return int(self._rows[at - 1, REPORT // 8]) if at else 0
+
+    def spent(self) -> Iterator[tuple[Label, float]]:
+        """Yield each label but the first and the seconds between its mark and the one before, of the last run."""
+        clock = self._rows[[row for row, _ in self._labels], :2]
+        passed = np.diff(clock, axis=0) @ (1.0, 1e-9)
+        return zip((label for _, label in self._labels[1:]), passed.tolist(), strict=True)
+
+
+_programs: dict[int, Program[Any]] = {}  # being recorded, by the thread that does
+
+
+@contextmanager
+def record(program: Program[Any]) -> Iterator[None]:
+    """Add to a program what this thread launches meanwhile."""
+    _programs[threading.get_ident()] = program
+    try:
+        yield
+    finally:
+        del _programs[threading.get_ident()]
+
+
+def recorded() -> Program[Any] | None:
+    """Return the program that this thread records, if any: whoever works without a launch says so in it."""
+    return _programs.get(threading.get_ident()) if _programs else None
 
 
 def run(kernel: Kernel, units: int, grain: int, args: tuple[int, ...], scratch_bytes: int = 0) -> int:
@@ -182,12 +278,14 @@ def run(kernel: Kernel, units: int, grain: int, args: tuple[int, ...], scratch_b
     with _lock:
         if len(_workers) < _count - 1 or scratch_bytes > _scratch_bytes:
             _prepare(scratch_bytes)
-        if _sleeping and units > grain:
-            while _sleeping:
-                _sleeping.pop().release()
-        return _launch.call(
+        if units > grain:
+            _wake()
+        result: int = _launch.call(
             _pool, kernel.address, units, grain, _scratch_base, _scratch_bytes, *args, *_ZEROS[len(args)]
         )  # fmt: skip
+    if _programs and (program := recorded()) is not None:
+        program.note(kernel, units, grain, args, scratch_bytes)
+    return result
 
 
 def _forget() -> None:

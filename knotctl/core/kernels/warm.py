@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from knotctl.core.kernels import attention, elementwise, floats, matmul, norm, quantize, rope
+from knotctl.core.kernels import attention, elementwise, floats, kv, matmul, norm, quantize, rope
 from knotctl.core.kernels.jit import ENTRIES, KERNELS, kernel_folder
 
 __all__ = ["is_warm", "steps", "warm"]
-_OWNERS = (attention, elementwise, floats, matmul, norm, quantize, rope)  # importing them is what fills the lists
+_OWNERS = (attention, elementwise, floats, kv, matmul, norm, quantize, rope)  # importing them is what fills the lists
 
 
 def steps() -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from knotctl.core.kernels.attention import attention
-from knotctl.core.kernels.elementwise import swiglu
+from knotctl.core.kernels.elementwise import add, add_bias, swiglu
 from knotctl.core.kernels.norm import rms_norm
 from knotctl.core.kernels.rope import rope
 from knotctl.core.model.config import ModelConfig
@@ -61,12 +61,13 @@ def forward(x: Floats, p: Pass, layers: Iterable[LayerPhases], weights: Weights,
     """Run x float32 [tokens, hidden_size] through the layers, in place; `check` runs before each phase and may raise.
 
     Each session's KV grows by its rows; the caller has truncated it to the rows' position beforehand. Everything but
-    x is cut from the arena, whose size budget.py counts: the two change together.
+    x is cut from the arena, whose size budget.py counts: the two change together. All arithmetic is launches of
+    kernels, so that repeat.py can record them.
     """
     for layer in layers:
         check()
         with p.arena.scope(), weights.hold(layer.attn) as w:
-            x += attend(w, x, p, layer.index)
+            add(x, attend(w, x, p, layer.index))
         with p.arena.scope():
             check()
             with weights.hold(layer.ffn_gate) as w:
@@ -78,7 +79,7 @@ def forward(x: Floats, p: Pass, layers: Iterable[LayerPhases], weights: Weights,
             check()
             with weights.hold(layer.ffn_down) as w:
                 swiglu(gate, up, gate)
-                x += w.multiply("ffn_down_weight", Input(gate, p.arena), p.arena.floats(p.tokens, x.shape[1]))
+                add(x, w.multiply("ffn_down_weight", Input(gate, p.arena), p.arena.floats(*x.shape)))
 
 
 def attend(w: HeldPhase, x: Floats, p: Pass, layer: int) -> Floats:
@@ -91,11 +92,12 @@ def attend(w: HeldPhase, x: Floats, p: Pass, layer: int) -> Floats:
         rope(turned, p.positions, p.rope.inverse_frequencies, p.rope.interleaved)
     mixed = p.arena.floats(p.tokens, c.q_size)
     for r in p.batch:
-        keys, values = r.kv.store(layer, r.position, k[r.start : r.end], v[r.start : r.end])
-        attention(q[r.start : r.end], keys, values, r.position, mixed[r.start : r.end].reshape(-1, *q.shape[1:]))
+        rows = slice(r.start, r.end)
+        keys, values = r.kv.store(layer, p.positions[rows], k[rows], v[rows])
+        attention(q[rows], keys, values, p.positions[rows], mixed[rows].reshape(-1, *q.shape[1:]))
     out = w.multiply("attn_output_weight", Input(mixed, p.arena), p.arena.floats(p.tokens, c.hidden_size))
     if "attn_output_bias" in w:
-        out += w.vector("attn_output_bias")
+        add_bias(out, w.vector("attn_output_bias"))
     return out
 
 
@@ -103,7 +105,7 @@ def project(w: HeldPhase, part: str, normed: Input, n_heads: int, p: Pass) -> Fl
     """Return queries, keys or values float32 [tokens, heads, head_dim], biased and normed where the model asks it."""
     out = w.multiply(f"{part}_weight", normed, p.arena.floats(p.tokens, n_heads * p.config.head_dim))
     if f"{part}_bias" in w:
-        out += w.vector(f"{part}_bias")
+        add_bias(out, w.vector(f"{part}_bias"))
     if f"{part}_norm_weight" in w:
         out = norm(out.reshape(-1, p.config.head_dim), w.vector(f"{part}_norm_weight"), p)
     return out.reshape(p.tokens, n_heads, p.config.head_dim)

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from knotctl.core.atomic import write_whole
 from knotctl.core.errors import FormatError, SourceError, WrongIdentity, printable
+from knotctl.core.kernels.addresses import address
+from knotctl.core.kernels.kv import store
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.arena import Floats
 
@@ -80,6 +82,11 @@ class KvCache:
         return int(self._data.shape[3])
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Where the cache lies in memory and how it is laid out: the same while it does not grow."""
+        return address(self._data), self.capacity
+
+    @property
     def nbytes(self) -> int:
         """Bytes allocated."""
         return self._data.nbytes
@@ -99,14 +106,14 @@ class KvCache:
             grown[:, :, :, :position] = self._data[:, :, :, :position]
             self._data = grown
 
-    def store(self, layer: int, position: int, k: Floats, v: Floats) -> tuple[KvArray, KvArray]:
-        """Put keys and values [tokens, kv heads, head_dim] at a position; return all of the layer's.
+    def store(self, layer: int, positions: npt.NDArray[np.int64], k: Floats, v: Floats) -> tuple[KvArray, KvArray]:
+        """Put keys and values [tokens, kv heads, head_dim] at their positions; return all of the layer's.
 
         Shapes: both returned [kv heads, capacity, head_dim].
         """
         keys, values = self._data[:, layer - self.shape.span.start]
-        keys[:, position : position + len(k)] = k.swapaxes(0, 1)
-        values[:, position : position + len(v)] = v.swapaxes(0, 1)
+        store(k, positions, keys)
+        store(v, positions, values)
         return keys, values
 
     def commit(self, count: int) -> None:

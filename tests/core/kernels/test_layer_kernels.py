@@ -8,6 +8,7 @@ import pytest
 from knotctl.core.kernels import oracle
 from knotctl.core.kernels.attention import attention, attention_scratch_bytes
 from knotctl.core.kernels.elementwise import add, add_bias, swiglu
+from knotctl.core.kernels.kv import store
 from knotctl.core.kernels.norm import rms_norm
 from knotctl.core.kernels.rope import rope
 from knotctl.core.kernels.threads import get_threads, set_threads
@@ -19,6 +20,10 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def at(position: int, tokens: int) -> np.ndarray:
+    return np.arange(position, position + tokens)
 
 
 @pytest.mark.parametrize("columns", [1, 16, 64, 100, 576, 896])
@@ -96,7 +101,7 @@ def test_attention_has_the_oracles_bits(heads: int, kv_heads: int, dim: int, pos
     q, k, v = normal(5, heads, dim), normal(kv_heads, 50, dim, seed=1), normal(kv_heads, 50, dim, seed=2)
     k, v = k.astype(kind), v.astype(kind)
     out = np.empty_like(q)
-    attention(q, k, v, position, out)
+    attention(q, k, v, at(position, 5), out)
     k, v = k.astype(np.float32), v.astype(np.float32)
     assert same_bits(out, oracle.attention(q, k, v, position))
     scores = np.einsum("thd,hjd->thj", q.astype(np.float64), k.repeat(heads // kv_heads, 0)) / np.sqrt(dim)
@@ -110,14 +115,14 @@ def test_attention_has_the_oracles_bits(heads: int, kv_heads: int, dim: int, pos
 def test_chunks_and_threads_change_no_bit_of_attention() -> None:
     q, k, v = normal(40, 6, 64), normal(2, 64, 64, seed=1), normal(2, 64, 64, seed=2)
     whole = np.empty_like(q)
-    attention(q, k, v, 0, whole)
+    attention(q, k, v, at(0, 40), whole)
     before = get_threads()
     try:
         for threads, chunk in ((1, 1), (2, 7), (3, 32)):
             set_threads(threads)
             out = np.empty_like(q)
             for t in range(0, 40, chunk):
-                attention(q[t : t + chunk], k, v, t, out[t : t + chunk])
+                attention(q[t : t + chunk], k, v, at(t, len(q[t : t + chunk])), out[t : t + chunk])
             assert same_bits(out, whole)
     finally:
         set_threads(before)
@@ -129,8 +134,8 @@ def test_attention_takes_no_more_scratch_than_foretold(
 ) -> None:
     taken: list[int] = []
     monkeypatch.setattr("knotctl.core.kernels.attention.run", lambda *args: taken.append(args[-1]))
-    q, k = np.empty((tokens, 6, 32), np.float32), np.empty((2, 1, 32), np.float16)
-    attention(q, k, k, position, q)
+    q, k = np.empty((tokens, 6, 32), np.float32), np.empty((2, position + tokens, 32), np.float16)
+    attention(q, k, k, at(position, tokens), q)
     assert 0 < taken[0] <= attention_scratch_bytes(6, 2, 32, position + tokens, 2)
 
 
@@ -138,5 +143,28 @@ def test_keys_behind_the_query_are_never_read() -> None:
     q, k, v = normal(2, 2, 32), normal(1, 20, 32, seed=1), normal(1, 20, 32, seed=2)
     k[:, 7:], v[:, 7:] = np.nan, np.nan
     out = np.empty_like(q)
-    attention(q, k, v, 5, out)
+    attention(q, k, v, at(5, 2), out)
     assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_keys_go_to_their_positions_and_nowhere_else(kind: type) -> None:
+    x, cache = normal(3, 2, 20), np.full((2, 9, 20), 7, kind)
+    store(x, np.array([4, 0, 8]), cache)
+    for t, position in enumerate((4, 0, 8)):
+        assert np.array_equal(cache[:, position], x[t].astype(kind))
+    assert (cache[:, [1, 2, 3, 5, 6, 7]] == 7).all()
+
+
+def test_keys_are_rounded_to_half_precision_as_numpy_rounds() -> None:
+    # every f16, what lies halfway to the next, and its neighbours; both signs
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = np.concatenate([(halves[:-1] + halves[1:]) / 2, np.float32([65519.996, 65520, 1e30, np.inf])])
+    x = np.concatenate([halves, middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(1e38))])
+    x = np.concatenate([x, -x])
+    cache = np.empty((1, 1, x.size), np.float16)
+    store(x.reshape(1, 1, -1), np.zeros(1, np.int64), cache)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(cache.reshape(-1).view(np.uint16), x.astype(np.float16).view(np.uint16))
+    store(np.full((1, 1, 1), np.nan, np.float32), np.zeros(1, np.int64), cache)
+    assert np.isnan(cache[0, 0, 0])

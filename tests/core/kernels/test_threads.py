@@ -14,7 +14,8 @@ from knotctl.core.errors import UsageError
 from knotctl.core.kernels import threads
 from knotctl.core.kernels.addresses import address
 from knotctl.core.kernels.elementwise import add_rows
-from knotctl.core.kernels.threads import MAX_THREADS, get_threads, run, set_threads
+from knotctl.core.kernels.quantize import check_finite
+from knotctl.core.kernels.threads import MAX_THREADS, Program, get_threads, record, run, set_threads
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +103,63 @@ def test_an_address_is_where_the_bytes_are() -> None:
     x = np.arange(20, dtype=np.int16)
     for view in (x, x[3:], x.reshape(4, 5)[1:, 2:], np.frombuffer(b"abc", np.uint8)[1:]):
         assert address(view) == view.ctypes.data
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_program_does_again_what_was_recorded(count: int) -> None:
+    set_threads(count)
+    x, y = np.zeros((1000, 5), np.float32), np.zeros((3, 5), np.float32)
+    program: Program[str] = Program()
+    with record(program):
+        add_one(x, 7)
+        add_one(y, 7)
+        add_one(x, 100)
+    add_one(y, 7)  # no more recorded
+    for _ in range(100):
+        assert program.run() == 0
+    assert (x == 202).all()
+    assert (y == 102).all()
+
+
+def test_a_program_stops_where_something_is_reported() -> None:
+    x, y = np.ones((4, 5), np.float32), np.zeros((3, 5), np.float32)
+    program: Program[str] = Program()
+    with record(program):
+        run(check_finite, 4, 1, (address(x), 5))
+        add_one(y, 7)
+    assert program.run() == 0
+    x[2, 3] = np.nan
+    assert program.run() == 1
+    x[2, 3] = 0
+    assert program.run() == 0
+    assert (y == 3).all()
+
+
+def test_marks_tell_where_the_time_went() -> None:
+    x = np.zeros((200_000, 5), np.float32)
+    program: Program[str] = Program()
+    with record(program):
+        program.mark("start")
+        add_one(x[:1], 7)
+        program.mark("short")
+        add_one(x, 7)
+        program.mark("long")
+    began = time.perf_counter()
+    program.run()
+    took = time.perf_counter() - began
+    spent = dict(program.spent())
+    assert list(spent) == ["short", "long"]
+    assert 0 < spent["short"] < spent["long"] < took
+
+
+def test_another_threads_launches_are_not_recorded() -> None:
+    x, y = np.zeros((10, 5), np.float32), np.zeros((10, 5), np.float32)
+    program: Program[str] = Program()
+    with record(program):
+        other = threading.Thread(target=add_one, args=(y, 7))
+        other.start()
+        other.join()
+        add_one(x, 7)
+    program.run()
+    assert (x == 2).all()
+    assert (y == 1).all()

@@ -1,4 +1,4 @@
-"""Fuzz one parser with atheris (libFuzzer): python fuzz/run.py TARGET [-max_total_time=60 …] [CORPUS]
+"""Fuzz one parser with atheris (libFuzzer): python tests/fuzz/run.py TARGET [-max_total_time=60 …] [CORPUS]
 
 The corpus starts from fixtures/; what libFuzzer finds is written beside where it is run, as crash-….
 """
@@ -14,7 +14,7 @@ import atheris
 with atheris.instrument_imports(include=["knotctl.core"]):
     from targets import TARGETS
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 SEEDS = {"knot": "knots/*.knot", "sealed-knot": "knots/*.knot", "gguf": "ggufs/*.gguf", "frame": "frames/*"}
 
 
@@ -28,7 +28,7 @@ def seeds(target: str, folder: Path) -> None:
 
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
-        sys.exit(f"usage: python fuzz/run.py {'|'.join(TARGETS)} [libFuzzer options] [corpus]")
+        sys.exit(f"usage: python tests/fuzz/run.py {'|'.join(TARGETS)} [libFuzzer options] [corpus]")
     target = sys.argv[1]
     with tempfile.TemporaryDirectory() as corpus:
         seeds(target, Path(corpus))
