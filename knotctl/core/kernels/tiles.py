@@ -12,13 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from knotctl.core.kernels.dots import dot_bytes, dot_small, dot_words
-from knotctl.core.kernels.jit import inner
+from knotctl.core.kernels.jit import inlined, inner
 from knotctl.core.kernels.lanes import splat_bytes, to_f32
 from knotctl.core.kernels.levels import LEVEL
 from knotctl.core.kernels.quantize import BYTES_32, TOKENS
 from knotctl.core.kernels.simd import (
     add,
-    dwords_of,
     load_f32,
     load_f32x16,
     load_i8x64,
@@ -75,40 +74,20 @@ def _ready(a, s, size):
     return a
 
 
-@inner
-def _products(w, a):
-    """Return in int16 the products of elements 0 and 2 plus those of elements 1 and 3, of weights made WIDE."""
-    even = mul(load_i16x32(w), words_of(splat_i32x16(load_i32(a))))
-    return add(even, mul(load_i16x32(w + ODD), words_of(splat_i32x16(load_i32(a + READY_ODD - READY)))))
+@inlined
+def _dot_wide(acc, w, a):
+    """Return acc + the products of 4 elements of weights made WIDE."""
+    acc = dot_words(acc, load_i16x32(w), words_of(splat_i32x16(load_i32(a))))
+    return dot_words(acc, load_i16x32(w + ODD), words_of(splat_i32x16(load_i32(a + READY_ODD - READY))))
 
 
-@inner
-def _widened(acc, x):
-    """Return acc + the sums of pairs of int16."""
-    x = dwords_of(x)
-    return add(acc, add(shift_signed(shift_left(x, 16), 16), shift_signed(x, 16)))
-
-
-@inner
+@inlined
 def _four(acc, w, a):
-    """Return acc + the products of 16 elements of weights up to 31: as int16 they add up to 31496."""
+    """Return acc + the products of 16 elements of weights up to 127."""
     if WIDE:
-        x, y = (
-            add(_products(w, a), _products(w + 64, a + 4)),
-            add(_products(w + 128, a + 8), _products(w + 192, a + 12)),
-        )
-        return _widened(acc, add(x, y))
+        return _dot_wide(_dot_wide(_dot_wide(_dot_wide(acc, w, a), w + 64, a + 4), w + 128, a + 8), w + 192, a + 12)
     acc = dot_small(dot_small(acc, load_i8x64(w), splat_bytes(a)), load_i8x64(w + 64), splat_bytes(a + 4))
     return dot_small(dot_small(acc, load_i8x64(w + 128), splat_bytes(a + 8)), load_i8x64(w + 192), splat_bytes(a + 12))
-
-
-@inner
-def _four_of_63(acc, w, a):
-    """Return acc + the products of 16 elements of weights up to 63: as int16 eight of them add up to 32004."""
-    if WIDE:
-        acc = _widened(acc, add(_products(w, a), _products(w + 64, a + 4)))
-        return _widened(acc, add(_products(w + 128, a + 8), _products(w + 192, a + 12)))
-    return _four(acc, w, a)
 
 
 @inner
@@ -180,10 +159,10 @@ def multiply_q6_k(s, count, listed, plane, tokens, f):
         for j in range(16):
             w, k, n = s + 256 * j, a + 16 * j, o + 4 * j
             scale = load_i32x16(s + SCALES + 64 * j)
-            y0 = _four_of_63(splat_i32x16(load_i32(n)), w, k)
-            y1 = _four_of_63(splat_i32x16(load_i32(n + 64)), w, k + 256)
-            y2 = _four_of_63(splat_i32x16(load_i32(n + 128)), w, k + 512)
-            y3 = _four_of_63(splat_i32x16(load_i32(n + 192)), w, k + 768)
+            y0 = _four(splat_i32x16(load_i32(n)), w, k)
+            y1 = _four(splat_i32x16(load_i32(n + 64)), w, k + 256)
+            y2 = _four(splat_i32x16(load_i32(n + 128)), w, k + 512)
+            y3 = _four(splat_i32x16(load_i32(n + 192)), w, k + 768)
             x0, x1 = add(x0, mul(y0, scale)), add(x1, mul(y1, scale))
             x2, x3 = add(x2, mul(y2, scale)), add(x3, mul(y3, scale))
         d = scales + 4 * t
@@ -196,25 +175,19 @@ def multiply_q6_k(s, count, listed, plane, tokens, f):
         a, o = _ready(plane + 256 * t, s, 256), offsets + 64 * t
         x0 = zero_i32x16()
         for j in range(16):
-            y0 = _four_of_63(splat_i32x16(load_i32(o + 4 * j)), s + 256 * j, a + 16 * j)
+            y0 = _four(splat_i32x16(load_i32(o + 4 * j)), s + 256 * j, a + 16 * j)
             x0 = add(x0, mul(y0, load_i32x16(s + SCALES + 64 * j)))
         step_q6_k(s, _sums_of(f, listed, t), x0, load_f32(scales + 4 * t))
         t += 1
 
 
-@inner
+@inlined
 def _eight(acc, w, a, wide):
-    """Return acc + the products of 32 elements; of any unsigned weights where `wide`, else of weights up to 31."""
-    if not wide:
+    """Return acc + the products of 32 elements; of any unsigned weights where `wide`, else of weights up to 127."""
+    if WIDE or not wide:
         return _four(_four(acc, w, a), w + 256, a + 16)
     for i in range(8):
-        at, k = w + 64 * i, a + 4 * i
-        if WIDE:  # one product of 8 bits by 7 is all that int16 holds
-            acc = _widened(acc, mul(load_i16x32(at), words_of(splat_i32x16(load_i32(k)))))
-            k += READY_ODD - READY
-            acc = _widened(acc, mul(load_i16x32(at + ODD), words_of(splat_i32x16(load_i32(k)))))
-        else:
-            acc = dot_bytes(acc, load_i8x64(at), splat_bytes(k))
+        acc = dot_bytes(acc, load_i8x64(w + 64 * i), splat_bytes(a + 4 * i))
     return acc
 
 

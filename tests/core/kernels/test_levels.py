@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import pytest
 
-from knotctl.core.kernels.levels import LEVELS, supported
+from knotctl.core.kernels.levels import LEVELS, host_features, supported
 
-ABLE = [level for level in LEVELS if supported(level, llvm.get_host_cpu_features())]
+ABLE = [level for level in LEVELS if supported(level, host_features())]
 
 
 def start_at(level: str, script: Path) -> subprocess.Popen[str]:
