@@ -12,7 +12,8 @@ def warm(json: Json = False) -> None:
     """Compile the kernels for this CPU into the cache folder, or find them there.
 
     Every command that computes does so at its first use; this is for images and provisioning, where the first use
-    comes later and should not wait. KNOTCTL_CACHE_DIR says where they go, KNOTCTL_SIMD forces an instruction set.
+    comes later and should not wait. KNOTCTL_CACHE_DIR says where they go, KNOTCTL_SIMD forces an instruction set:
+    avx512, avxvnni, avx2, dotprod (ARM) or generic. A new version removes kernels that were not used for 30 days.
 
     \b
     Examples:

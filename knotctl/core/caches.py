@@ -6,6 +6,9 @@ Source: XDG Base Directory Specification; Cache Directory Tagging Specification 
 from __future__ import annotations
 
 import os
+import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from knotctl.core.errors import SourceError
@@ -44,3 +47,18 @@ def _root() -> Path:
     # A relative path is to be ignored, says the specification.
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (xdg if xdg.is_absolute() else Path("~/.cache").expanduser()) / "knotctl"
+
+
+def touch_folder(folder: Path) -> None:
+    """Note that a folder is in use; one that may only be read stays as it is."""
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def drop_unused(folder: Path, days: int) -> None:
+    """Remove the folders in a folder that nobody has touched for so many days."""
+    before = time.time() - 86400 * days
+    for child in folder.iterdir():
+        with suppress(OSError):  # another process removes them, too
+            if child.stat().st_mtime < before:
+                shutil.rmtree(child, ignore_errors=True)

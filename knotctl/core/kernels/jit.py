@@ -20,13 +20,15 @@ import numba
 from numba import cfunc, njit
 from numba.core import config as numba_config
 
-from knotctl.core.caches import cache_folder
+from knotctl.core.caches import cache_folder, drop_unused, touch_folder
 from knotctl.core.kernels.levels import LEVEL
 
 config: Any = numba_config  # its members are set at run time
 
 # No fast-math, and numpy's error model: a division by zero is an infinity, not an exception that costs a branch.
 OPTIONS: dict[str, Any] = {"boundscheck": False, "error_model": "numpy"}
+
+_UNUSED_DAYS = 30
 
 KERNELS: list[Kernel] = []
 ENTRIES: list[Entry] = []
@@ -43,7 +45,11 @@ def kernel_folder() -> Path:
     for fact in (LEVEL, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), numba.__version__,
                  llvmlite.__version__):  # fmt: skip
         digest.update(fact.encode() + b"\0")
-    return cache_folder("kernels", digest.hexdigest()[:16])
+    folder = cache_folder("kernels") / digest.hexdigest()[:16]
+    if not folder.exists():  # a new version, or an edit: the time to let old ones go
+        drop_unused(folder.parent, _UNUSED_DAYS)
+    touch_folder(cache_folder("kernels", folder.name))
+    return folder
 
 
 @contextmanager

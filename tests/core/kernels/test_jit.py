@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,27 @@ def test_nothing_is_written_beside_the_sources() -> None:
     import knotctl
 
     assert not list(Path(knotctl.__file__).parent.rglob("*.nb?"))
+
+
+def test_a_new_folder_makes_room_of_those_that_nobody_used_for_a_month(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KNOTCTL_CACHE_DIR", str(tmp_path))
+    now = time.time()
+
+    def old(name: str, days: int) -> Path:
+        folder = tmp_path / "kernels" / name
+        (folder / "knotctl").mkdir(parents=True, exist_ok=True)
+        (folder / "knotctl" / "row.nbc").touch()
+        os.utime(folder, (now - 86400 * days,) * 2)
+        return folder
+
+    forgotten, recent = old("a" * 16, 31), old("b" * 16, 29)
+    ours = kernel_folder.__wrapped__()
+    assert not forgotten.exists() and (recent / "knotctl" / "row.nbc").exists() and ours.is_dir()
+    os.utime(ours, (now - 86400 * 40,) * 2)
+    kernel_folder.__wrapped__()
+    assert ours.stat().st_mtime > now - 86400, "a start is what counts as use"
 
 
 def test_warming_reports_each_kernel_and_is_remembered() -> None:
