@@ -19,6 +19,7 @@ from knotctl.core.kernels.threads import get_threads
 from knotctl.core.model.config import ModelConfig
 from knotctl.core.sizes import format_size
 from knotctl.core.tensor.arena import ALIGN
+from knotctl.core.tensor.passing import EDGES_BYTES, Way
 from knotctl.core.tensor.residency import Phase
 from knotctl.core.tensor.views import TensorView
 
@@ -26,9 +27,14 @@ from knotctl.core.tensor.views import TensorView
 MAX_CHUNK = 512
 # A tile this large is read and multiplied as fast as a whole phase; below it, a shorter chunk is the better trade.
 GOOD_TILE_BYTES = 4 << 20
+# The least that is worth reading ahead at a time: a request to a store takes some 10 ms before its first byte, and this
+# many bytes take that long at 6 Gbit/s.
+AHEAD_TILE_BYTES = 8 << 20
 # What this process takes beside `import numba` before it holds a single weight: the kernels' machine code and what
 # compiled it, our modules, a frame's bytes while they are parsed. Measured: 31 to 34 MiB.
 RUNTIME_BYTES = 36 << 20
+# Sessions of a pass that repeat.py records; of more, the arithmetic takes far longer than asking for it.
+REPEATED_ROWS = 16
 # Below this many tokens a chunk, reading the weights again for each one costs more than multiplying with them.
 GOOD_CHUNK = 64
 # What a thread of the kernels may take beside attention's scores: a tile's unpacked blocks and float sums.
@@ -48,11 +54,12 @@ class Residency(StrEnum):
 class MemoryPlan:
     """The bytes of each use, and what follows. budget_bytes is None where no ceiling was given.
 
-    Units: bytes; chunk_tokens and kv_tokens in tokens.
+    Units: bytes; chunk_tokens and kv_tokens in tokens. What passes through does so `way`, at most buffer_bytes a load.
     """
 
     budget_bytes: int | None
     residency: Residency
+    way: Way
     weight_bytes: int
     buffer_bytes: int
     pinned_bytes: int
@@ -65,16 +72,26 @@ class MemoryPlan:
     runtime_bytes: int
 
     @property
+    def passing_bytes(self) -> int:
+        """The most that is held at any moment of weights that pass through."""
+        return self.buffer_bytes * (2 if self.way is Way.READ_AHEAD else 1)
+
+    @property
+    def edge_bytes(self) -> int:
+        """The most of the knot's pages that are resident beside those weights."""
+        return EDGES_BYTES if self.way is Way.MAP and self.buffer_bytes else 0
+
+    @property
     def total_bytes(self) -> int:
         """The most that is held at any moment."""
-        held = self.buffer_bytes + self.pinned_bytes
+        held = self.passing_bytes + self.edge_bytes + self.pinned_bytes
         return held + self.kv_bytes + self.activation_bytes + self.frame_bytes + self.scratch_bytes + self.runtime_bytes
 
     def table(self) -> list[tuple[str, int]]:
         """Return the uses and their bytes, for people."""
         return [
             ("weights pinned", self.pinned_bytes),
-            ("weights passing through", self.buffer_bytes),
+            ("weights passing through", self.passing_bytes + self.edge_bytes),
             (f"keys and values of {self.kv_tokens} tokens", self.kv_bytes),
             (f"activations of {self.chunk_tokens} tokens", self.activation_bytes),
             ("frames in and out", self.frame_bytes),
@@ -131,6 +148,7 @@ def plan_memory(
     *,
     budget: int | None,
     residency: Residency,
+    way: Way,
     kv_tokens: int,
     least_kv_tokens: int,
     kv_token_bytes: int,
@@ -145,21 +163,22 @@ def plan_memory(
 
     Raises: BudgetError budget-too-small with the table; UsageError where pinned is asked for without a budget.
     """
-    total = sum(p.bytes for p in phases)
+    total = sum(p.pinned_bytes for p in phases)
     # The head is always tiled (the 7B's alone is 426 MiB): the largest phase of a layer is the natural tile.
     largest = max((p.bytes for p in phases if p.layer is not None), default=GOOD_TILE_BYTES)
     smallest_tile = max(p.smallest_tile for p in phases)
     buffer = max(largest, smallest_tile)
-    # hidden states as they came and as they leave
-    frames = 2 * batch_tokens * config.hidden_size * 4 + logits_rows * config.vocab_size * 4
+    # hidden states as they came, as they leave, and where repeated passes find them
+    frames = (2 * batch_tokens + REPEATED_ROWS) * config.hidden_size * 4 + logits_rows * config.vocab_size * 4
 
-    def plan(mode: Residency, buffer_bytes: int, pinned: int, kv: int, chunk: int) -> MemoryPlan:
+    def plan(mode: Residency, buffer_bytes: int, pinned: int, kv: int, chunk: int, *, how: Way = way) -> MemoryPlan:
         activations = activation_bytes(config, phases, chunk)
         scratch = scratch_bytes(config, kv)
         return MemoryPlan(
             budget,
             mode,
-            total,
+            how,
+            sum(p.bytes for p in phases),
             buffer_bytes,
             pinned,
             kv,
@@ -191,12 +210,32 @@ def plan_memory(
         room = budget - plan(residency, 0, 0, kv, chunk).total_bytes
         if residency in (Residency.RESIDENT, Residency.AUTO) and room >= total:
             return plan(Residency.RESIDENT, 0, total, kv, chunk)
+        room -= EDGES_BYTES if way is Way.MAP else 0
         if residency is not Residency.RESIDENT and room >= tile:
-            pinned = max(0, room - buffer) if residency is not Residency.FLUID else 0
-            return plan(Residency.PINNED if pinned else Residency.FLUID, min(buffer, room), pinned, kv, chunk)
+            pins = residency is not Residency.FLUID
+            ahead = way is Way.READ_AHEAD and _two_pay(room, buffer, total, pins=pins)
+            how = Way.READ if way is Way.READ_AHEAD and not ahead else way
+            buffers = 2 if ahead else 1
+            pinned = max(0, room - buffers * buffer) if pins else 0
+            mode = Residency.PINNED if pinned else Residency.FLUID
+            return plan(mode, min(buffer, room // buffers), pinned, kv, chunk, how=how)
     resident = residency is Residency.RESIDENT
     least = (Residency.RESIDENT, 0, total) if resident else (Residency.FLUID, smallest_tile, 0)
-    raise _too_small(budget, plan(*least, least_kv_tokens, 1))
+    raise _too_small(budget, plan(*least, least_kv_tokens, 1, how=Way.READ if way is Way.READ_AHEAD else way))
+
+
+def _two_pay(room: int, buffer: int, total: int, *, pins: bool) -> bool:
+    """Return whether the room is better used for two buffers of up to `buffer` than for one, and more that is pinned.
+
+    With one a sweep takes compute + s/rate, s being what streams; with two max(compute, (s + buffer)/rate), as the
+    second buffer's place is not pinned. How compute compares with the rate depends on the store and on the batch: a
+    prompt's chunk computes for seconds, a token for less than a buffer takes to come. At worst two cost (s + b)/s of
+    what one does, and one costs (2s + b)/(s + b) of what two do: the same at s = 1.62 b. So two from 2 b on, where they
+    may save almost half and cost at most half as much again, less the more there is to stream.
+    """
+    if room // 2 < min(buffer, AHEAD_TILE_BYTES):
+        return False
+    return not pins or total - max(0, room - buffer) >= 2 * buffer
 
 
 def _too_small(budget: int, least: MemoryPlan) -> BudgetError:

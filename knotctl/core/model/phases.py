@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from knotctl.core.errors import ModelError
 from knotctl.core.gguf.names import PHASES, layer_tensors
@@ -49,6 +49,11 @@ class LayerPhases:
     ffn_up: Phase
     ffn_down: Phase
 
+    @property
+    def all(self) -> tuple[Phase, ...]:
+        """The four, in that order."""
+        return self.attn, self.ffn_gate, self.ffn_up, self.ffn_down
+
 
 def layer_phases(knot: Knot, config: ModelConfig, span: LayerSpan) -> list[LayerPhases]:
     """Return the phases of the layers of a span.
@@ -67,13 +72,15 @@ def layer_phases(knot: Knot, config: ModelConfig, span: LayerSpan) -> list[Layer
 
 
 def head_phase(knot: Knot, config: ModelConfig) -> Phase:
-    """Return the output phase: the last norm and the output matrix (the embedding table where they are tied)."""
-    matrix = "token_embd_weight" if config.tied_embedding else "output_weight"
-    tensors = {
-        "output_norm_weight": _view(knot, "output_norm_weight", (config.hidden_size,), "output", "the last layer"),
-        "output_weight": _view(knot, matrix, (config.embedding_rows, config.hidden_size), "output", "the last layer"),
-    }
-    return Phase(None, "output", tensors)
+    """Return the output phase: the last norm and the output matrix (the embedding table where they are tied).
+
+    Of the matrix only the vocabulary's rows: those of padding have no logits.
+    """
+    name = "token_embd_weight" if config.tied_embedding else "output_weight"
+    norm = _view(knot, "output_norm_weight", (config.hidden_size,), "output", "the last layer")
+    matrix = _view(knot, name, (config.embedding_rows, config.hidden_size), "output", "the last layer")
+    used = replace(matrix, rows=config.vocab_size, range=matrix.row_range(0, config.vocab_size))
+    return Phase(None, "output", {"output_norm_weight": norm, "output_weight": used})
 
 
 def rope_factors(knot: Knot, config: ModelConfig) -> TensorView | None:
@@ -95,11 +102,7 @@ def _refuse_unused(knot: Knot, config: ModelConfig, layers: list[LayerPhases]) -
     """Raise where a layer holds a tensor that would not be computed with: the result would be another model's."""
     unused = _UNUSED.get(config.architecture, set())
     used = {
-        t.name
-        for layer in layers
-        for phase in (layer.attn, layer.ffn_gate, layer.ffn_up, layer.ffn_down)
-        for role, t in phase.tensors.items()
-        if role not in unused
+        t.name for layer in layers for phase in layer.all for role, t in phase.tensors.items() if role not in unused
     }
     mine = {str(layer.index) for layer in layers}
     for entry in knot.header.tensors:

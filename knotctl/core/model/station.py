@@ -13,12 +13,14 @@ from knotctl.core.kernels.decode import decode_rows
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.budget import RUNTIME_BYTES, MemoryPlan, Residency, plan_memory
 from knotctl.core.model.config import model_config
-from knotctl.core.model.forward import Pass, Rope, Rows, forward, head
+from knotctl.core.model.forward import Pass, Rope, Rows, head
 from knotctl.core.model.kv import KvCache, KvShape, KvType, kv_step
 from knotctl.core.model.phases import head_phase, layer_phases, rope_factors
+from knotctl.core.model.repeat import Repeater
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.arena import Arena, Floats
-from knotctl.core.tensor.residency import PhaseUse, Weights
+from knotctl.core.tensor.passing import Io, way_of
+from knotctl.core.tensor.residency import Phase, PhaseUse, Weights
 from knotctl.core.wire.frame import Frame, Segment, check_finite
 from knotctl.core.wire.layout import Flags, Kind
 
@@ -47,6 +49,7 @@ class StationSpec:
     logits_rows: int = 1
     runtime_bytes: int = RUNTIME_BYTES
     kv_type: KvType = KvType.F32
+    io: Io = Io.AUTO
 
 
 class Station:
@@ -61,7 +64,7 @@ class Station:
         self.config = config = model_config(knot.source.name, knot.header.config)
         self._layers = layer_phases(knot, config, spec.span)
         self._head = head_phase(knot, config) if spec.span.end == config.n_layers else None
-        phases = [p for layer in self._layers for p in (layer.attn, layer.ffn_gate, layer.ffn_up, layer.ffn_down)]
+        phases = [p for layer in self._layers for p in layer.all]
         phases += [self._head] if self._head else []
         self.kv_shape = KvShape(knot.id, spec.span, config.n_kv_heads, config.head_dim, spec.kv_type)
         self.plan: MemoryPlan = plan_memory(
@@ -69,6 +72,7 @@ class Station:
             phases,
             budget=spec.memory_budget,
             residency=spec.residency,
+            way=way_of(knot.source, spec.io),
             kv_tokens=spec.kv_tokens,
             least_kv_tokens=spec.kv_tokens if spec.least_kv_tokens is None else spec.least_kv_tokens,
             kv_token_bytes=self.kv_shape.token_bytes,
@@ -77,9 +81,14 @@ class Station:
             runtime_bytes=spec.runtime_bytes,
         )
         self.weights = Weights(
-            knot.source, phases, buffer_bytes=self.plan.buffer_bytes, pinned_bytes=self.plan.pinned_bytes
+            knot.source,
+            phases,
+            buffer_bytes=self.plan.buffer_bytes,
+            pinned_bytes=self.plan.pinned_bytes,
+            way=self.plan.way,
         )
         self._arena = Arena(self.plan.activation_bytes)
+        self._repeater = Repeater(self._layers, self.weights, config.hidden_size)
         self._rope = Rope(config.inverse_frequencies(self._rope_factors()), config.interleaved_rope)
         self.sessions: dict[bytes, KvCache] = {}
         self._kv_peak = 0
@@ -94,7 +103,7 @@ class Station:
     def peak_bytes(self) -> int:
         """The most that was held so far, counted as the plan counts it."""
         p, kv = self.plan, self._kv_peak
-        held = self.weights.ledger.peak + kv + self._arena.peak
+        held = self.weights.ledger.peak + p.edge_bytes + kv + self._arena.peak
         return held + p.frame_bytes + p.scratch_bytes + p.runtime_bytes
 
     @property
@@ -124,12 +133,14 @@ class Station:
             self._session(s.request_id).prepare(s.position, s.n_tokens)
         self._kv_peak = max(self._kv_peak, sum(kv.nbytes for kv in self.sessions.values()))
         x = frame.payload.astype(np.float32)
-        for batch in self._chunks(frame.segments):
+        batches = list(self._chunks(frame.segments))
+        self.weights.expect(self._sweep(len(batches), frame.rows, wanted))
+        for batch in batches:
             rows = slice(batch[0].start, batch[-1].end)
             local = [Rows(r.kv, r.position, r.start - rows.start, r.end - rows.start) for r in batch]
             positions = np.concatenate([np.arange(r.position, r.position + r.end - r.start) for r in local])
             one = Pass(local, positions, self.config, self._rope, self._arena)
-            forward(x[rows], one, self._layers, self.weights, check)
+            self._repeater.forward(x[rows], one, check)
         for segment in frame.segments:
             self.sessions[segment.request_id].commit(segment.n_tokens)
         out = Frame(Kind.HIDDEN, frame.knot_id, frame.segments, x, frame.meta, frame.flags)
@@ -200,6 +211,15 @@ class Station:
                     chunk, room = [], self.plan.chunk_tokens
         if chunk:
             yield chunk
+
+    def _sweep(self, batches: int, rows: int, wanted: Wanted) -> Iterator[Phase]:
+        """Yield the phases of a frame's pass in the order of use."""
+        for _ in range(batches):
+            for layer in self._layers:
+                yield from layer.all
+        if self._head is not None:
+            rows = rows if wanted is None else sum(n for _, n in wanted)
+            yield from [self._head] * -(-rows // self.plan.chunk_tokens)
 
     def _wanted(self, frame: Frame) -> Wanted:
         asked, segments = frame.meta.get("logits", "last"), frame.segments

@@ -45,6 +45,25 @@ class SharedSource(Protocol):
         ...
 
 
+@runtime_checkable
+class LocalSource(Protocol):
+    """A source that may be of a file on this machine: then its bytes can be used in the system's page cache.
+
+    `local` says whether it is, `mappable` whether the file could be mapped as well.
+    """
+
+    local: bool
+    mappable: bool
+
+    def map_in(self, offset: int, length: int) -> memoryview:
+        """Return bytes where the system keeps them, resident until `map_out`. Raises: SourceError, ObjectChanged."""
+        ...
+
+    def map_out(self, offset: int, length: int) -> None:
+        """Let a range's pages go. Raises: ObjectChanged where the bytes were changed since `map_in`."""
+        ...
+
+
 def check_range(name: str, size: int, offset: int, length: int) -> None:
     """Refuse a range that is not within [0, size).
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from knotctl.core.source.base import ByteSource
+from knotctl.core.errors import SourceError
+from knotctl.core.source.base import ByteSource, LocalSource
 
 
 class CountedSource:
@@ -15,6 +16,8 @@ class CountedSource:
         self.name = inner.name
         self.size = inner.size
         self.identity = inner.identity
+        self._local = inner if isinstance(inner, LocalSource) else None
+        self.local = self._local is not None and self._local.local
         self.reads = 0
         self.bytes = 0
         self._lock = threading.Lock()
@@ -29,6 +32,24 @@ class CountedSource:
         """Fill `out` wholly with the bytes from `offset`. Raises: SourceError."""
         self.inner.read_into(offset, out)
         self._count(out.nbytes)
+
+    @property
+    def mappable(self) -> bool:
+        """Whether the source beneath is a file that can be mapped."""
+        return self._local is not None and self._local.mappable
+
+    def map_in(self, offset: int, length: int) -> memoryview:
+        """Return bytes of the file beneath as they lie in the page cache. Raises: SourceError."""
+        if self._local is None:
+            raise SourceError("read-failed", f"{self.name}: cannot be mapped: it is no local file")
+        view = self._local.map_in(offset, length)
+        self._count(length)
+        return view
+
+    def map_out(self, offset: int, length: int) -> None:
+        """Let a range's pages go. Raises: ObjectChanged."""
+        if self._local is not None:
+            self._local.map_out(offset, length)
 
     def close(self) -> None:
         """Close the source beneath."""

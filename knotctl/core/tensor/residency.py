@@ -1,32 +1,32 @@
 """Which weights are in memory: the one place that loads, holds and evicts them, and that counts what is held.
 
-A phase is loaded as one range read into one reused buffer, multiplied with, and evicted. Where it is larger than the
-buffer its matrices come row tile by row tile instead; a (row, token) result does not depend on the tiling (DESIGN
-decision 5). Pinned phases stay; which ones is fixed beforehand, since a cyclic sweep defeats every policy that learns
-from use (LRU would evict each phase just before its turn comes again).
+A phase is loaded as one range, multiplied with, and evicted (passing.py says how). Where it is larger than what may be
+loaded at once its matrices come row tile by row tile instead; a (row, token) result does not depend on the tiling
+(DESIGN decision 5). Pinned phases stay; which ones is fixed beforehand, since a cyclic sweep defeats every policy that
+learns from use (LRU would evict each phase just before its turn comes again).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from types import TracebackType
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from knotctl.core.errors import BudgetError
 from knotctl.core.kernels.decode import decode_rows
 from knotctl.core.kernels.matmul import Activations, activation_kind, matmul, quantize
+from knotctl.core.kernels.threads import recorded
 from knotctl.core.sizes import format_size
 from knotctl.core.source.base import ByteSource, SharedSource
 from knotctl.core.spans import ByteRange
 from knotctl.core.tensor.arena import Arena, Floats
+from knotctl.core.tensor.passing import Bytes, Ledger, Load, Way, passage, read_load
 from knotctl.core.tensor.views import TensorView
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,31 @@ class Phase:
         return sum(len(t.range) for t in self.tensors.values())
 
     @property
+    def ranges(self) -> list[ByteRange]:
+        """Where its tensors lie."""
+        return [t.range for t in self.tensors.values()]
+
+    @property
+    def vectors(self) -> dict[str, TensorView]:
+        """Its norms and biases."""
+        return {role: t for role, t in self.tensors.items() if t.rows == 1}
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of its vectors as float32."""
+        return sum(4 * t.columns for t in self.vectors.values())
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes it takes in memory for good: as stored, and its vectors as numbers."""
+        return self.bytes + self.vector_bytes
+
+    @property
     def smallest_tile(self) -> int:
-        """Bytes that must be held at once at the least: every vector, and one row of the widest matrix."""
-        vectors = sum(len(t.range) for t in self.tensors.values() if t.rows == 1)
-        return vectors + max((t.row_bytes for t in self.tensors.values() if t.rows > 1), default=0)
+        """Bytes that must be held at once at the least: its vectors as numbers, and them as stored or a matrix row."""
+        stored = sum(len(t.range) for t in self.vectors.values())
+        row = max((t.row_bytes for t in self.tensors.values() if t.rows > 1), default=0)
+        return self.vector_bytes + max(stored, row)
 
 
 class Input:
@@ -80,75 +101,79 @@ class PhaseUse:
     compute_ms: float = 0.0
 
 
-@dataclass(slots=True)
-class Ledger:
-    """Bytes of weights held now and at most. Every load and eviction is entered here."""
-
-    held: int = 0
-    peak: int = 0
-
-    def enter(self, count: int) -> None:
-        """Note that so many bytes were loaded (or, negative, evicted)."""
-        self.held += count
-        self.peak = max(self.peak, self.held)
-
-
 class HeldPhase:
-    """A phase between load and evict: its vectors decoded, its matrices multiplied with, tile by tile or whole."""
+    """A phase between load and evict: its vectors as numbers, its matrices multiplied with, tile by tile or whole."""
 
-    def __init__(self, weights: Weights, phase: Phase, use: PhaseUse, whole: dict[str, Bytes]) -> None:
-        self._weights = weights
+    __slots__ = ("_loaded_ms", "_phase", "_started", "_use", "_vectors", "_weights", "parts")
+
+    def __init__(
+        self,
+        phase: Phase,
+        use: PhaseUse,
+        parts: dict[str, Bytes],
+        vectors: dict[str, Floats],
+        tiled_by: Weights | None = None,
+    ) -> None:
         self._phase = phase
         self._use = use
-        self._whole = whole
+        # None where the phase is whole: the weights that keep it must go when nobody else has them
+        self._weights = tiled_by
+        self.parts = parts
+        self._vectors = vectors
+        self._started = self._loaded_ms = 0.0
+
+    def __enter__(self) -> Self:
+        self._started, self._loaded_ms = time.perf_counter(), self._use.load_ms
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        passed, loaded = (time.perf_counter() - self._started) * 1e3, self._use.load_ms - self._loaded_ms
+        self._use.compute_ms += passed - loaded
+        if (program := recorded()) is not None:
+            program.mark(self._use)
 
     def __contains__(self, role: str) -> bool:
         return role in self._phase.tensors
 
     def vector(self, role: str) -> Floats:
         """Return a vector (norm weights, a bias) as float32 [columns]."""
-        tensor = self._phase.tensors[role]
-        values: Floats = decode_rows(tensor.qtype, self._whole[role], tensor.columns)[0]
+        values = self._vectors.get(role)
+        if values is None:
+            values = self._vectors[role] = numbers(self._phase.tensors[role], self.parts[role])
         return values
 
     def multiply(self, role: str, x: Input, out: Floats) -> Floats:
-        """Write x times the matrix, transposed as stored, to out and return it.
-
-        Shapes: out [tokens, n], the first n rows of the matrix.
-        """
-        tensor, acts = self._phase.tensors[role], None
-        for start, blocks in self._tiles(role, tensor, out.shape[1]):
-            acts = acts or x.for_weights(tensor)
-            matmul(tensor.qtype, blocks, tensor.columns, acts, start, out)
+        """Write x times the matrix, transposed as stored, to out and return it. Shapes: out [tokens, rows]."""
+        tensor = self._phase.tensors[role]
+        whole, acts = self.parts.get(role), x.for_weights(tensor)
+        if whole is not None:
+            matmul(tensor.qtype, whole, tensor.columns, acts, 0, out)
+            return out
+        assert self._weights is not None
+        for start, tile in self._weights.tiles(self._phase, tensor):
+            with self._weights.loaded(self._use, [tile]) as (blocks,):
+                matmul(tensor.qtype, blocks, tensor.columns, acts, start, out)
         return out
-
-    def _tiles(self, role: str, tensor: TensorView, rows: int) -> Iterator[tuple[int, Bytes]]:
-        if role in self._whole:
-            yield 0, self._whole[role][: rows * tensor.row_bytes]
-            return
-        room = self._weights.buffer_bytes - sum(b.nbytes for b in self._whole.values())
-        step = max(1, room // tensor.row_bytes)
-        for start in range(0, rows, step):
-            with self._weights.loaded(self._use, [tensor.row_range(start, min(rows, start + step))]) as (blocks,):
-                yield start, blocks
 
 
 class Weights:
-    """The weights of one station: pinned phases stay in memory, the others pass through one buffer.
+    """The weights of one station: pinned phases stay in memory, the others pass through it.
 
-    Units: buffer_bytes, what one load may hold; 0 where everything is pinned.
+    Units: buffer_bytes, what one load may take; 0 where everything is pinned.
     """
 
-    def __init__(self, source: ByteSource, phases: Sequence[Phase], *, buffer_bytes: int, pinned_bytes: int) -> None:
+    def __init__(
+        self, source: ByteSource, phases: Sequence[Phase], *, buffer_bytes: int, pinned_bytes: int, way: Way = Way.READ
+    ) -> None:
         self.source = source
         self.ledger = Ledger()
         self.buffer_bytes = buffer_bytes
         self.uses = {id(p): PhaseUse(p.layer, p.name, p.bytes) for p in phases}
         self._phases = list(phases)
-        self._pinned: dict[int, dict[str, Bytes]] = {}
+        self._pinned: dict[int, HeldPhase] = {}
         self._shared = source if isinstance(source, SharedSource) else None
-        self._buffer: Bytes | None = None
-        self._filled = 0
+        self._found: dict[int, dict[str, Bytes] | None] = {}
+        self._passage = passage(way, source, self.ledger, buffer_bytes)
         self._pin(pinned_bytes)
         for p in phases:
             if id(p) not in self._pinned and p.smallest_tile > buffer_bytes:
@@ -162,55 +187,105 @@ class Weights:
         # First come, first pinned: each phase saves its own bytes a sweep, whichever it is, so any fixed choice that
         # fills the budget is as good as another; the first ones need no second read of the knot at start.
         for phase in self._phases:
-            if phase.bytes <= budget and id(phase) not in self._pinned:
+            if phase.pinned_bytes <= budget:
                 use = self.uses[id(phase)]
-                block = np.empty(phase.bytes, np.uint8)
                 started = time.perf_counter()
-                parts = self._read([t.range for t in phase.tensors.values()], block)
-                self._pinned[id(phase)] = dict(zip(phase.tensors, parts, strict=True))
+                stored = read_load(self.source, phase.ranges, np.empty(phase.bytes, np.uint8))
+                parts = dict(zip(phase.tensors, stored, strict=True))
+                vectors = {role: numbers(t, parts[role]) for role, t in phase.vectors.items()}
+                self._pinned[id(phase)] = HeldPhase(phase, use, parts, vectors)
                 use.load_ms += (time.perf_counter() - started) * 1e3
-                self.ledger.enter(phase.bytes)
-                budget -= phase.bytes
-
-    def _read(self, ranges: Sequence[ByteRange], block: Bytes) -> list[Bytes]:
-        """Fill block with the ranges one after the other, neighbours in one read; return each range's part of it."""
-        at = 0
-        for r in merged(ranges):
-            self.source.read_into(r.start, block.data[at : at + len(r)])
-            at += len(r)
-        ends = list(accumulate(len(r) for r in ranges))
-        return [block[end - len(r) : end] for r, end in zip(ranges, ends, strict=True)]
+                use.tiles = 1
+                self.ledger.enter(phase.pinned_bytes)
+                budget -= phase.pinned_bytes
 
     @property
     def pinned(self) -> list[PhaseUse]:
         """The phases that stay in memory, and what they cost so far."""
         return [self.uses[key] for key in self._pinned]
 
-    @contextmanager
-    def hold(self, phase: Phase) -> Iterator[HeldPhase]:
-        """Load a phase (or, where it is larger than the buffer, its vectors), yield it, and evict it."""
-        use = self.uses[id(phase)]
-        started, loaded_before = time.perf_counter(), use.load_ms
+    def keeps(self, phases: Iterable[Phase]) -> bool:
+        """Return whether all of these stay in memory, where they lie."""
+        return all(id(p) in self._pinned for p in phases)
+
+    def release(self, phases: Iterable[Phase]) -> None:
+        """Hold these phases no more: they are not asked for again."""
+        for phase in phases:
+            self.uses.pop(id(phase), None)
+            if self._pinned.pop(id(phase), None) is not None:
+                self.ledger.enter(-phase.pinned_bytes)
+
+    def expect(self, phases: Iterable[Phase]) -> None:
+        """Be told which phases will be held from now on, in order: what passes through may be read ahead."""
+        self._passage.expect(self._loads(phases))
+
+    def hold(self, phase: Phase) -> AbstractContextManager[HeldPhase]:
+        """Load a phase (or, where it is larger than a load may be, its vectors), give it, and evict it."""
         pinned = self._pinned.get(id(phase))
+        return pinned if pinned is not None else self._held(phase)
+
+    @contextmanager
+    def _held(self, phase: Phase) -> Iterator[HeldPhase]:
+        use = self.uses[id(phase)]
+        use.tiles = 0
+        parts = self._found.pop(id(phase)) if id(phase) in self._found else self._in_shared_memory(phase)
+        if parts is not None:
+            # Nothing is held here: the memory is the warden's, and counted by it.
+            use.tiles = 1
+            with HeldPhase(phase, use, parts, {}) as held:
+                yield held
+        elif phase.bytes <= self.buffer_bytes:
+            with HeldPhase(phase, use, {}, {}) as held, self.loaded(use, phase.ranges) as stored:
+                held.parts = dict(zip(phase.tensors, stored, strict=True))
+                yield held
+        else:
+            vectors: dict[str, Floats] = {}
+            with HeldPhase(phase, use, {}, vectors, self) as held:
+                if phase.vectors:
+                    with self.loaded(use, [t.range for t in phase.vectors.values()], tile=False) as stored:
+                        for (role, t), part in zip(phase.vectors.items(), stored, strict=True):
+                            vectors[role] = numbers(t, part)
+                        self.ledger.enter(phase.vector_bytes)
+                try:
+                    yield held
+                finally:
+                    self.ledger.enter(-phase.vector_bytes)
+
+    @contextmanager
+    def loaded(self, use: PhaseUse, load: Load, *, tile: bool = True) -> Iterator[list[Bytes]]:
+        """Yield the bytes of ranges of the knot, and let them go."""
+        started = time.perf_counter()
         try:
-            if pinned is not None:
-                use.tiles = 1
-                yield HeldPhase(self, phase, use, pinned)
-            elif (parts_elsewhere := self._in_shared_memory(phase)) is not None:
-                # Nothing is held here: the memory is the warden's, and counted by it.
-                use.tiles = 1
-                yield HeldPhase(self, phase, use, parts_elsewhere)
-            elif phase.bytes <= self.buffer_bytes:
-                use.tiles = 0
-                with self.loaded(use, [t.range for t in phase.tensors.values()]) as parts:
-                    yield HeldPhase(self, phase, use, dict(zip(phase.tensors, parts, strict=True)))
-            else:
-                use.tiles = 0
-                vectors = [role for role, t in phase.tensors.items() if t.rows == 1]
-                with self.loaded(use, [phase.tensors[role].range for role in vectors], tile=False) as parts:
-                    yield HeldPhase(self, phase, use, dict(zip(vectors, parts, strict=True)))
+            stored = self._passage.take(load)
+            use.tiles += tile
+            use.load_ms += (time.perf_counter() - started) * 1e3
+            yield stored
         finally:
-            use.compute_ms += (time.perf_counter() - started) * 1e3 - (use.load_ms - loaded_before)
+            self._passage.release()
+
+    def tiles(self, phase: Phase, tensor: TensorView) -> Iterator[tuple[int, ByteRange]]:
+        """Yield the first row and the bytes of each tile that a matrix of a phase is loaded in."""
+        step = max(1, (self.buffer_bytes - phase.vector_bytes) // tensor.row_bytes)
+        step = step // 16 * 16 or step  # the kernels' own tile
+        for start in range(0, tensor.rows, step):
+            yield start, tensor.row_range(start, min(tensor.rows, start + step))
+
+    def _loads(self, phases: Iterable[Phase]) -> Iterator[Load]:
+        """Yield what `hold` and `multiply` will load for these phases."""
+        for phase in phases:
+            if id(phase) in self._pinned:
+                continue
+            self._found[id(phase)] = self._in_shared_memory(phase)
+            if self._found[id(phase)] is not None:
+                continue
+            if phase.bytes <= self.buffer_bytes:
+                yield phase.ranges
+            else:
+                if phase.vectors:
+                    yield [t.range for t in phase.vectors.values()]
+                for tensor in phase.tensors.values():
+                    if tensor.rows > 1:
+                        yield from ([tile] for _, tile in self.tiles(phase, tensor))
 
     def _in_shared_memory(self, phase: Phase) -> dict[str, Bytes] | None:
         """Return the phase's parts where its source has them in memory, whole."""
@@ -224,31 +299,8 @@ class Weights:
             parts[role] = np.frombuffer(data, np.uint8)
         return parts
 
-    @contextmanager
-    def loaded(self, use: PhaseUse, ranges: Sequence[ByteRange], *, tile: bool = True) -> Iterator[list[Bytes]]:
-        """Read ranges of the knot into the free end of the buffer, yield their bytes, and let them go."""
-        started = time.perf_counter()
-        if self._buffer is None:
-            self._buffer = np.empty(self.buffer_bytes, np.uint8)
-        first, size = self._filled, sum(len(r) for r in ranges)
-        parts = self._read(ranges, self._buffer[first : first + size])
-        self._filled = first + size
-        self.ledger.enter(size)
-        use.tiles += tile
-        use.load_ms += (time.perf_counter() - started) * 1e3
-        try:
-            yield parts
-        finally:
-            self._filled = first
-            self.ledger.enter(-size)
 
-
-def merged(ranges: Sequence[ByteRange]) -> list[ByteRange]:
-    """Return the ranges with neighbours that touch made one, so that a phase is one read."""
-    out: list[ByteRange] = []
-    for r in ranges:
-        if out and out[-1].end == r.start:
-            out[-1] = ByteRange(out[-1].start, r.end)
-        else:
-            out.append(r)
-    return out
+def numbers(vector: TensorView, stored: Bytes) -> Floats:
+    """Return a vector as float32 [columns]."""
+    values: Floats = decode_rows(vector.qtype, stored, vector.columns)[0]
+    return values

@@ -96,6 +96,27 @@ def test_a_read_shared_by_threads_fills_every_byte_in_its_place(tmp_path: Path) 
         assert out == data[offset : offset + length]
 
 
+def test_a_mapped_range_has_the_bytes_and_a_changed_file_is_an_error_not_a_signal(tmp_path: Path) -> None:
+    data = bytes(range(256)) * (9 << 12)
+    path = tmp_path / "large"
+    path.write_bytes(data)
+    source = FileSource(path)
+    for offset, length in ((0, len(data)), (3, 5_000_001), (len(data) - 7, 7), (5_000_000, 1)):
+        view = source.map_in(offset, length)
+        assert view == data[offset : offset + length]
+        source.map_out(offset, length)
+    view = source.map_in(8 << 20, 1 << 20)
+    os.utime(path, ns=(1, source_time(source) + 1))
+    with pytest.raises(ObjectChanged):
+        source.map_out(8 << 20, 1 << 20)
+    os.truncate(path, 1 << 20)
+    with pytest.raises(ObjectChanged):
+        source.map_in(8 << 20, 1 << 20)
+    source.close()
+    with pytest.raises(SourceError):
+        source.map_in(0, 1)
+
+
 def test_a_large_read_of_a_file_cut_short_is_no_read(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(bytes(8 << 20))
