@@ -25,6 +25,7 @@ from starlette.routing import BaseRoute, Route
 from knotctl.core.engine.choose import Ask, choose_all, parse_asks, sampled_frame, wanted_rows
 from knotctl.core.engine.hop import PATIENCE_HEADER, RemoteError, send_frame
 from knotctl.core.errors import BudgetError, Conflict, UsageError, WrongIdentity, printable
+from knotctl.core.kernels.threads import rest
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.runs import Serving, wrong_layers
 from knotctl.core.model.station import Station
@@ -186,6 +187,8 @@ class StationService(Node):
             frame = replace(frame, meta=dict(frame.meta) | {"logits": wanted_rows(asks)})
         started = time.perf_counter()
         out = station.forward(frame, job.check)
+        if self._jobs.running == 1:
+            rest()
         self.metrics.computed(frame.rows, time.perf_counter() - started)
         if not last and frame.meta.get("route"):
             return out

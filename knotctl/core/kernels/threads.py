@@ -30,7 +30,7 @@ MAX_THREADS = 256
 MAX_ARGS = 16
 
 # Words of the pool, each group on a cache line of its own (in bytes from its start).
-_TICKET, _INSIDE, _NEXT, _JOB, _ARGS, _WORKERS = 0, 64, 128, 192, 256, 448
+_TICKET, _INSIDE, _NEXT, _JOB, _ARGS, _WORKERS, _RESTS = 0, 64, 128, 192, 256, 448, 456
 _POOL_BYTES = 512
 # A launch as a program's row: the arguments, room for the report, then kernel, units and grain. A row without a kernel
 # is a mark: it takes the time.
@@ -48,6 +48,7 @@ _sleeping: list[threading.Semaphore] = []
 _memory = np.zeros(_POOL_BYTES // 8 + 8, np.int64)
 _pool = -(-_memory.ctypes.data // 64) * 64
 _WORKERS_AT = (_pool - _memory.ctypes.data + _WORKERS) // 8
+_RESTS_AT = _WORKERS_AT + 1
 _scratch = np.empty(0, np.uint8)
 _scratch_bytes = 0  # of one thread
 _scratch_base = 0
@@ -96,6 +97,7 @@ def _share_out(pool, kernel, units, grain, args, scratch, stride):
 def _serve(pool, who):
     """Work on job after job; return when there was none for a while, or when there are to be fewer workers."""
     seen, idle = 0, 0
+    rests = atomic_load(pool + _RESTS)
     while who <= atomic_load(pool + _WORKERS):
         ticket = atomic_load(pool + _TICKET)
         if ticket & 1 and ticket != seen:
@@ -110,7 +112,7 @@ def _serve(pool, who):
             idle += 1
             if idle < _SPINS:
                 pause()
-            elif idle < _SPINS + _YIELDS:
+            elif idle < _SPINS + _YIELDS and atomic_load(pool + _RESTS) == rests:
                 sched_yield()
             else:
                 return
@@ -191,6 +193,11 @@ def set_threads(n: int) -> None:
 def get_threads() -> int:
     """Return the number of threads that kernels use."""
     return _count
+
+
+def rest() -> None:
+    """Have idle threads sleep now and not some milliseconds later: whoever is to work meanwhile needs their cores."""
+    _memory[_RESTS_AT] += 1
 
 
 def _prepare(scratch_bytes: int) -> None:

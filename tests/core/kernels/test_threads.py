@@ -79,6 +79,20 @@ def test_idle_threads_sleep_and_wake() -> None:
     assert (x == 2).all()
 
 
+def test_threads_that_are_to_rest_sleep_at_once() -> None:
+    """Left alone they would yield thousands of times first."""
+    set_threads(2)
+    x = np.zeros((100, 5), np.float32)
+    slept = 0
+    for _ in range(200):
+        add_one(x, 1)
+        threads.rest()
+        time.sleep(0.0005)
+        slept += len(threads._sleeping)
+    assert slept > 0
+    assert (x == 200).all()
+
+
 def test_a_forked_child_has_threads_of_its_own() -> None:
     set_threads(2)
     x = np.zeros((100, 5), np.float32)
