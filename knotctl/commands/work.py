@@ -86,7 +86,9 @@ def work(
         return parse_route(reply.get("route"), model.n_layers)
 
     head = HeadWork(knot, reroute, context=context, token=at.keys.own, tls=tls)
-    node = WorkerService(knot, make, routes=head.routes, token=at.keys.own, tls=tls, batch_tokens=batch)
+    node = WorkerService(
+        knot, make, routes=head.routes, token=at.keys.own, tls=tls, batch_tokens=batch, caches=head.caches
+    )
     agent = Agent(node, talks, document, advertise or at.url)
 
     def leave() -> None:

@@ -45,6 +45,11 @@ class Access:
         """Refuse whoever may not see the cluster."""
         await self._one_of(request, Scope.METRICS, Scope.ADMIN, Scope.WORKER)
 
+    async def viewer(self, request: Request) -> None:
+        """Refuse whoever may not look at the dashboard: where no accounts are kept, whoever may use the API may."""
+        if self._store is not None or not self._keys.accept(request.headers):
+            await self.reader(request)
+
     async def _one_of(self, request: Request, *scopes: Scope) -> None:
         if self._token and self._token.accept(request.headers):
             return

@@ -133,7 +133,7 @@ class Agent:
     def _about(self) -> dict[str, Any]:
         # Only what is proved is said to be held.
         spans = [[s.start, s.end] for s in self._service.runs.spans]
-        return {"boot": self._service.boot_id, "layers": spans}
+        return {"boot": self._service.boot_id, "layers": spans, "figures": self._service.figures()}
 
     def _take(self, told: Told | None) -> None:
         """Note a directive that is new; one of a tracker that was deposed is none. The lock is held."""

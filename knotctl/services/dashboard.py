@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -17,7 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from knotctl import __version__
 from knotctl.services.replies import JsonReply
+
+Status = Callable[[Request], Awaitable[Mapping[str, Any]]]
 
 DOCUMENT_VERSION = 1
 # However many look, the document is made so often at the most.
@@ -44,10 +47,16 @@ _PATHS = {"/" if name == "index.html" else f"/static/{name}": name for name in s
 PUBLIC_PATHS = frozenset(_PATHS)
 
 
-def dashboard_routes(status: Callable[[], Mapping[str, Any]]) -> list[Route]:
-    """Return the routes of the page and its document; `status()` makes the latter, in a thread of its own."""
+def server_section(role: str, status: str, started: float, reason: str | None = None) -> dict[str, Any]:
+    """Return who answers, and whether it is ready. Units: started in seconds of the monotonic clock."""
+    uptime = round(time.monotonic() - started, 1)
+    return {"version": __version__, "role": role, "status": status, "reason": reason, "uptime_s": uptime}
+
+
+def dashboard_routes(status: Status, admit: Callable[[Request], Awaitable[None]] | None = None) -> list[Route]:
+    """Return the routes of the page and its document, which `status` makes; `admit` refuses who may not see it."""
     pages = [Route(path, _page(name), methods=["GET"]) for path, name in _PATHS.items()]
-    return [*pages, Route("/dashboard.json", _Document(status).reply, methods=["GET"])]
+    return [*pages, Route("/dashboard.json", _Document(status, admit).reply, methods=["GET"])]
 
 
 def _page(name: str) -> Callable[[Request], Any]:
@@ -66,15 +75,17 @@ def _page(name: str) -> Callable[[Request], Any]:
 class _Document:
     """The latest document, made anew when somebody asks for it and it is no longer fresh."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        self._status = status
+    def __init__(self, status: Status, admit: Callable[[Request], Awaitable[None]] | None) -> None:
+        self._status, self._admit = status, admit
         self._made_at = float("-inf")
         self._body: Mapping[str, Any] = {}
         self._lock = asyncio.Lock()
 
-    async def reply(self, _: Request) -> Response:
+    async def reply(self, request: Request) -> Response:
+        if self._admit is not None:
+            await self._admit(request)
         async with self._lock:
             if time.monotonic() - self._made_at > FRESH_SECONDS:
-                self._body = await asyncio.to_thread(self._status)
+                self._body = await self._status(request)
                 self._made_at = time.monotonic()
         return JsonReply({"version": DOCUMENT_VERSION, **self._body}, headers={"cache-control": "no-store"})

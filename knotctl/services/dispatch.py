@@ -70,6 +70,10 @@ class Dispatch:
             hint="retry later",
         )  # fmt: skip
 
+    async def likely(self) -> Route | None:
+        """Return the route that a request would try first now, proved or not; None where there is none."""
+        return await self._find(None, ())
+
     async def listed(self) -> bool:
         """Return whether the model can be had: a whole route passed its probe, or passes it now."""
         try:

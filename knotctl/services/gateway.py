@@ -22,6 +22,7 @@ from knotctl.core.errors import Cancelled, KnotctlError, RequestError, printable
 from knotctl.services.access import Access
 from knotctl.services.billing import Bill, fingerprint_of, request_key
 from knotctl.services.dispatch import Dispatch
+from knotctl.services.flights import Flights
 from knotctl.services.openai_events import DONE, PING, ReplyFormat, event, usage
 from knotctl.services.openai_schema import GenerationRequest, parse_body, parse_chat, parse_completion
 from knotctl.services.relay import Call, Relay
@@ -47,10 +48,11 @@ class Gateway:
     """The endpoints under /v1. `ledger` and `database` are there where accounts are kept."""
 
     def __init__(
-        self, model: ServedModel, dispatch: Dispatch, access: Access, metrics: TrackerMetrics,
+        self, model: ServedModel, dispatch: Dispatch, access: Access, flights: Flights, metrics: TrackerMetrics,
         database: Database | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.dispatch, self.access, self.metrics = model, dispatch, access, metrics
+        self.model, self.dispatch, self.access = model, dispatch, access
+        self.flights, self.metrics = flights, metrics
         self.database = database
         self.ledger = None if database is None else Ledger(database)
         self._created = int(time.time())
@@ -133,7 +135,8 @@ class _Completions:
         try:
             await bill.reserve(gateway.model.name, len(prompt), most, fingerprint_of(scope["path"], body))
             call = Call(self._chat, fixed, prompt, most)
-            async with Relay(gateway.dispatch, route, call, bill, receive, gateway.metrics.recovered) as relay:
+            flights, recovered = gateway.flights, gateway.metrics.recovered
+            async with Relay(gateway.dispatch, route, call, bill, flights, receive, recovered) as relay:
                 form = ReplyFormat(
                     self._chat, gateway.model.name, gateway.model.knot_id, wanted.logprobs is not None
                 )  # fmt: skip

@@ -20,10 +20,10 @@ from knotctl.core.engine.session import Engine
 from knotctl.core.engine.stream import Stream
 from knotctl.core.errors import Cancelled, KnotctlError, RequestError, printable
 from knotctl.core.tokens.sampler import SamplingParams
-from knotctl.services.dashboard import PUBLIC_PATHS, dashboard_routes
+from knotctl.services.dashboard import PUBLIC_PATHS, dashboard_routes, server_section
 from knotctl.services.edge import Edge, EdgeConfig
 from knotctl.services.generation import Generation, prompt_ids
-from knotctl.services.head_status import engine_sections, server_section
+from knotctl.services.head_status import engine_sections
 from knotctl.services.metrics import CONTENT_TYPE, Metrics
 from knotctl.services.openai_events import DONE, PING, ReplyFormat, event, usage
 from knotctl.services.openai_schema import GenerationRequest, parse_body, parse_chat, parse_completion
@@ -55,7 +55,7 @@ class Head:
             Route("/health", self._health, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        routes += dashboard_routes(self._dashboard)
+        routes += dashboard_routes(self._document)
         self.routes = tuple(route.path for route in routes)
         self.metrics = Metrics(engine.model_name, self.routes, engine.stats)
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
@@ -133,6 +133,9 @@ class Head:
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+    async def _document(self, _: Request) -> dict[str, object]:
+        return await asyncio.to_thread(self._dashboard)
 
     def _dashboard(self) -> dict[str, object]:
         reason = None if self._failure is None else self._failure.message

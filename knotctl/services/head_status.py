@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from knotctl import __version__
 from knotctl.core.cluster.coverage import CoverageMap
 from knotctl.core.cluster.overview import coverage_section
 from knotctl.core.engine.pipeline import LocalStages
@@ -25,12 +24,6 @@ from knotctl.services.metrics import Metrics
 
 # Streams that are listed one by one.
 MAX_STREAMS = 64
-
-
-def server_section(role: str, status: str, started: float, reason: str | None = None) -> dict[str, Any]:
-    """Return who answers, and whether it is ready. Units: started in seconds of the monotonic clock."""
-    uptime = round(time.monotonic() - started, 1)
-    return {"version": __version__, "role": role, "status": status, "reason": reason, "uptime_s": uptime}
 
 
 def engine_sections(engine: Engine, metrics: Metrics) -> dict[str, Any]:

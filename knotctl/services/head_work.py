@@ -23,6 +23,7 @@ from knotctl.core.engine.stream import Step
 from knotctl.core.errors import KnotctlError, RequestError, UsageError, as_error
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.embed import Shard
+from knotctl.core.source.cache_counts import CacheCounts
 from knotctl.core.spans import VocabSpan
 from knotctl.core.strict_json import parse_json_object
 from knotctl.core.tokens.chat import encode_chat
@@ -99,6 +100,10 @@ class HeadWork:
                     self._retire(self._engines.pop(old))
                 if engine not in self._engines.values():
                     self._retire(engine)
+
+    def caches(self) -> list[CacheCounts]:
+        """Return the cache levels of the rows that streams begin with."""
+        return self._shard.source.counts
 
     def drain(self) -> None:
         """Hand the streams over: each is told to go on at another head."""

@@ -6,43 +6,31 @@ Source: man knot-service(5), METRICS; Prometheus' naming rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from knotctl import __version__
+from knotctl.services.token_metrics import CONTENT_TYPE, SECONDS, TokenMetrics
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+__all__ = ["CONTENT_TYPE", "Metrics"]
 
 
-class Metrics:
+class Metrics(TokenMetrics):
     """The metrics of one server; `stats` is asked for the engine's gauges at each scrape."""
 
     def __init__(self, model: str, routes: Iterable[str], stats: Callable[[], Mapping[str, int]]) -> None:
         self._routes = frozenset(routes)
         self._model = model
-        self.registry = CollectorRegistry()
+        super().__init__()
         self._requests = Counter(
             "knot_requests", "Requests answered.", ("route", "code", "model"), registry=self.registry
         )
         self._duration = Histogram(
             "knot_request_duration_seconds", "From a request's head to the end of its reply.", ("route",),
-            registry=self.registry, buckets=_SECONDS,
+            registry=self.registry, buckets=SECONDS,
         )  # fmt: skip
-        self._first = Histogram(
-            "knot_time_to_first_token_seconds", "From submission to the first token.",
-            registry=self.registry, buckets=_SECONDS,
-        )  # fmt: skip
-        self._next = Histogram(
-            "knot_time_per_output_token_seconds", "From one token to the next.",
-            registry=self.registry, buckets=_SECONDS,
-        )  # fmt: skip
-        self._prompt = Counter("knot_prompt_tokens", "Tokens of prompts.", registry=self.registry)
-        self._generation = Counter("knot_generation_tokens", "Tokens generated.", registry=self.registry)
         Gauge("knot_build_info", "Always 1.", ("version",), registry=self.registry).labels(__version__).set(1)
         self.registry.register(_EngineGauges(stats))
 
@@ -51,34 +39,6 @@ class Metrics:
         route = path if path in self._routes else "/v1/models" if path.startswith("/v1/models/") else "other"
         self._requests.labels(route, str(status), self._model).inc()
         self._duration.labels(route).observe(seconds)
-
-    def step(self, seconds: float, *, first: bool) -> None:
-        """Note the wait for a token."""
-        (self._first if first else self._next).observe(seconds)
-
-    def generated(self, n_prompt: int, n_tokens: int) -> None:
-        """Count the tokens of a generation that has ended, however it did."""
-        self._prompt.inc(n_prompt)
-        self._generation.inc(n_tokens)
-
-    def totals(self) -> dict[str, Any]:
-        """Return tokens and waits so far, for the dashboard; rates follow from two of them. Units: seconds."""
-        read = self.registry.get_sample_value
-        waits = {
-            name: {"count": int(read(f"{metric}_count") or 0), "seconds": read(f"{metric}_sum") or 0}
-            for name, metric in (
-                ("first_token", "knot_time_to_first_token_seconds"),
-                ("next_token", "knot_time_per_output_token_seconds"),
-            )
-        }
-        # those of requests that still run are counted too, unlike in knot_generation_tokens_total
-        generated = sum(wait["count"] for wait in waits.values())
-        tokens = {"prompt": int(read("knot_prompt_tokens_total") or 0), "generated": generated}
-        return {"tokens": tokens, "latency": waits}
-
-    def exposition(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
-        return generate_latest(self.registry)
 
 
 class _EngineGauges(Collector):

@@ -19,6 +19,7 @@ from knotctl.core.cluster.routes import Route
 from knotctl.core.errors import Cancelled, KnotctlError, RequestError
 from knotctl.services.billing import Bill
 from knotctl.services.dispatch import Dispatch
+from knotctl.services.flights import Flights
 from knotctl.services.head_calls import HeadLost
 from knotctl.services.relayed import parse_delta
 from knotctl.services.text import Delta
@@ -54,11 +55,12 @@ class Relay:
     """Use it with `async with`; iterate `deltas()` once. It listens on `receive`, so nobody else may."""
 
     def __init__(
-        self, dispatch: Dispatch, route: Route, call: Call, bill: Bill, receive: Receive,
+        self, dispatch: Dispatch, route: Route, call: Call, bill: Bill, flights: Flights, receive: Receive,
         on_recovery: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._dispatch, self._route, self._call, self._bill = dispatch, route, call, bill
-        self._receive, self._on_recovery = receive, on_recovery
+        self._flights, self._receive, self._on_recovery = flights, receive, on_recovery
+        self._flight = flights.begin(len(call.prompt))
         self._news: asyncio.Queue[_News] = asyncio.Queue()
         self._finish_reason: str | None = None
         self.n_prompt = len(call.prompt)
@@ -74,6 +76,7 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._flights.end(self._flight)
 
     @property
     def finish_reason(self) -> str:
@@ -99,8 +102,10 @@ class Relay:
             for item in news:
                 if item.route is not None:
                     self._bill.passes(item.route)
+                    self._flight.passes(item.route)
                 self.n_tokens += item.n_steps
                 self._bill.generated(item.n_steps)
+                self._flight.generated(item.n_steps)
             if self.n_tokens > had:
                 await self._bill.record()
             for item in news:
@@ -142,6 +147,7 @@ class Relay:
                 return
             except HeadLost as e:
                 self._on_recovery()
+                self._flight.passes(())
                 await self._dispatch.lost(route[0])
                 crashes += e.crash
                 if crashes >= MAX_CRASHES:

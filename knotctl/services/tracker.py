@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Scope
 
+from knotctl.core.cluster.figures import figures_of
 from knotctl.core.cluster.fleet import Beat, Fleet
 from knotctl.core.cluster.forfeits import slash
 from knotctl.core.cluster.layers import ModelLayers
@@ -31,14 +33,17 @@ from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan
 from knotctl.core.strict_json import parse_json_object
 from knotctl.services.access import Access
+from knotctl.services.dashboard import dashboard_routes
 from knotctl.services.dispatch import Dispatch, hops_json
 from knotctl.services.edge import Edge, EdgeConfig
+from knotctl.services.flights import Flights
 from knotctl.services.gateway import Gateway, ServedModel
 from knotctl.services.head_calls import HeadCalls
 from knotctl.services.leadership import Leadership, TrackerSpec
 from knotctl.services.replies import JsonReply
 from knotctl.services.speed_probe import measure
 from knotctl.services.tracker_metrics import CONTENT_TYPE, TrackerMetrics
+from knotctl.services.tracker_status import TrackerStatus
 
 log = logging.getLogger("knotctl.tracker")
 T = TypeVar("T")
@@ -62,9 +67,16 @@ class Tracker:
         self.metrics = TrackerMetrics(self._stats)
         self.calls = HeadCalls(token=spec.token, tls=spec.tls)
         self.dispatch = Dispatch(model, spec.policy, self._registry, self.calls, self._gone)
-        self.gateway = Gateway(served, self.dispatch, access, self.metrics, database if bills else None)
+        books = database if bills else None
+        flights = Flights(served.name, self.metrics)
+        self.gateway = Gateway(served, self.dispatch, access, flights, self.metrics, books)
+        about = asdict(served) | {"n_layers": model.n_layers, "hidden_size": model.hidden_size}
+        status = TrackerStatus(
+            about, self._lead, self.dispatch, flights, self.metrics, books, lambda: self._draining
+        )  # fmt: skip
         routes = [
             *self.gateway.routes,
+            *dashboard_routes(status.document, access.viewer),
             Route("/nodes", self._register, methods=["POST"]),
             Route("/nodes/{node_id:path}/heartbeat", self._heartbeat, methods=["POST"]),
             Route("/nodes/{node_id:path}/confirm", self._confirm, methods=["POST"]),
@@ -175,7 +187,9 @@ class Tracker:
                     answers[epoch] = done
                 case _:
                     raise UsageError("usage", "heartbeat: answers: expected [epoch, done]")
-        beat = Beat(str(document.get("boot", "")), self._spans(document.get("layers", [])), answers)
+        said = document.get("figures")
+        figures = None if said is None else figures_of(said)
+        beat = Beat(str(document.get("boot", "")), self._spans(document.get("layers", [])), answers, figures)
         node_id = request.path_params["node_id"]
         told = await self._lead.with_fleet(lambda f: f.heartbeat(node_id, beat))
         directives = [

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from knotctl import __version__
+from knotctl.services.token_metrics import CONTENT_TYPE, SECONDS, TokenMetrics
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+__all__ = ["CONTENT_TYPE", "GAUGES", "TrackerMetrics"]
 GAUGES: Mapping[str, str] = {
     "knot_tracker_leading": "1 on the tracker that leads.",
     "knot_tracker_nodes": "Nodes that are registered.",
@@ -24,18 +23,16 @@ GAUGES: Mapping[str, str] = {
 }
 
 
-class TrackerMetrics:
+class TrackerMetrics(TokenMetrics):
     """The metrics of one tracker; `stats` is asked for the gauges at each scrape."""
 
     def __init__(self, stats: Callable[[], Mapping[str, float]]) -> None:
-        self.registry = CollectorRegistry()
+        super().__init__()
         self._requests = Counter("knot_requests", "Requests answered.", ("route", "code"), registry=self.registry)
         self._duration = Histogram(
             "knot_request_duration_seconds", "From a request's head to the end of its reply.", ("route",),
-            registry=self.registry, buckets=_SECONDS,
+            registry=self.registry, buckets=SECONDS,
         )  # fmt: skip
-        self._prompt = Counter("knot_prompt_tokens", "Tokens of prompts.", registry=self.registry)
-        self._generation = Counter("knot_generation_tokens", "Tokens generated.", registry=self.registry)
         self._recoveries = Counter(
             "knot_head_recoveries", "Streams that another head went on with.", registry=self.registry
         )
@@ -52,18 +49,9 @@ class TrackerMetrics:
         self._requests.labels(route, str(status)).inc()
         self._duration.labels(route).observe(seconds)
 
-    def generated(self, n_prompt: int, n_tokens: int) -> None:
-        """Count the tokens of a generation that has ended, however it did."""
-        self._prompt.inc(n_prompt)
-        self._generation.inc(n_tokens)
-
     def recovered(self) -> None:
         """Count a stream whose head was lost."""
         self._recoveries.inc()
-
-    def exposition(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
-        return generate_latest(self.registry)
 
 
 class _Gauges(Collector):

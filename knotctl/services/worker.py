@@ -6,7 +6,7 @@ Frames name the layers that they are for, any part of what is held. Source: man 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from knotctl.core.errors import Conflict
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.runs import Runs, Serving, wrong_layers
 from knotctl.core.model.station import Station
+from knotctl.core.source.cache_counts import CacheCounts
 from knotctl.core.spans import LayerSpan
 from knotctl.core.wire.frame import Frame, Segment
 from knotctl.core.wire.layout import Kind
@@ -32,8 +33,10 @@ class WorkerService(StationService):
     def __init__(
         self, knot: Knot, make: Callable[[LayerSpan], Station], *, routes: Sequence[BaseRoute] = (),
         token: str | None = None, tls: ssl.SSLContext | None = None, batch_tokens: int = 512,
+        caches: Callable[[], Iterable[CacheCounts]] = tuple,
     ) -> None:  # fmt: skip
         self.runs = Runs(make)
+        self._caches = caches
         self._leave: Callable[[], None] = lambda: None
         super().__init__(knot, _nothing, LayerSpan(0, 0), token=token, tls=tls, batch_tokens=batch_tokens, more=routes)
 
@@ -88,6 +91,16 @@ class WorkerService(StationService):
                 "kv": sum(kv.nbytes for s in stations for kv in list(s.sessions.values())),
                 "planned": sum(s.plan.total_bytes for s in stations),
             },
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Return what a heartbeat tells the tracker, for people: bytes held, and the cache levels."""
+        held = self.describe()["bytes"]
+        return {
+            "weight_bytes": held["weights"],
+            "peak_weight_bytes": held["peak_weights"],
+            "kv_bytes": held["kv"],
+            "caches": [{"tier": level.tier, **level.to_json()} for level in self._caches()],
         }
 
     def stats(self) -> Mapping[str, float]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Page, chromium
+from selenium import webdriver
 
 from knotctl.services.server import Server, bind, url_of
 
@@ -86,3 +88,20 @@ def tiny_knot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny") / "tiny.knot"
     encode_gguf(str(FIXTURES / "tiny.gguf"), path)
     return path
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Headless Chromium."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome) -> Iterator[Page]:
+    """Its tab; what the console was told is of this test alone."""
+    made = Page(browser)
+    assert made.complaints is not None
+    yield made
+    browser.get("about:blank")
+    browser.get_log("browser")

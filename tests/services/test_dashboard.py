@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from cluster_nodes import TOKEN
 from cluster_nodes import cluster as nodes_of
+from starlette.requests import Request
 from starlette.routing import Router
 from test_knot_service_page import section
 
@@ -186,7 +187,11 @@ def test_many_who_look_have_the_document_made_once(
 ) -> None:
     made = []
     monkeypatch.setattr(dashboard, "FRESH_SECONDS", 60.0)
-    with serve_app(Edge(Router(dashboard_routes(lambda: {"n": made.append(1)})), EdgeConfig())) as server:
+
+    async def status(_: Request) -> dict[str, Any]:
+        return {"n": made.append(1)}
+
+    with serve_app(Edge(Router(dashboard_routes(status)), EdgeConfig())) as server:
         replies = [httpx2.get(f"{server.url}/dashboard.json").json() for _ in range(5)]
     assert replies == [{"version": 1, "n": None}] * 5
     assert len(made) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium import webdriver
+from browser import Page
 from selenium.common.exceptions import JavascriptException
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, Router
@@ -32,80 +28,6 @@ from knotctl.services.keys import ApiKeys
 
 # What runs where somebody takes text for markup.
 HOSTILE = '<img src=x onerror="window.broken=1">&lt;b&gt;\'"</script><script>window.broken=1</script>'
-SWITCHES = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run",
-    "--hide-scrollbars", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-
-
-class Page:
-    """The browser's one tab, and what tests ask of it."""
-
-    def __init__(self, driver: webdriver.Chrome) -> None:
-        self.driver = driver
-
-    def open(self, url: str, width: int = 1280, *, dark: bool = False) -> None:
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-        self.driver.get(url)
-
-    def run(self, script: str, *values: Any) -> Any:
-        return self.driver.execute_script(script, *values)
-
-    def text(self, element_id: str) -> str:
-        return str(self.run("return document.getElementById(arguments[0]).textContent", element_id))
-
-    def wait(self, condition: Callable[[], Any], seconds: float = 20) -> Any:
-        return WebDriverWait(self.driver, seconds, 0.05).until(lambda _: condition())
-
-    def wait_for(self, element_id: str, words: str) -> None:
-        self.wait(lambda: words in self.text(element_id))
-
-    def ask(self, text: str, max_tokens: int = 24) -> None:
-        """Type the last word and press Enter; what comes before it is put there at once."""
-        self.run("document.getElementById('max-tokens').value = arguments[0]", max_tokens)
-        box = self.driver.find_element(By.ID, "message")
-        self.run("arguments[0].value = arguments[1]", box, text[:-1])
-        box.send_keys(text[-1], Keys.ENTER)
-
-    def answered(self) -> str:
-        """The note under the last answer, once it is whole."""
-        self.wait(lambda: self.run("return document.getElementById('log').getAttribute('aria-busy')") == "false")
-        return str(self.run("return [...document.querySelectorAll('#log .assistant .note')].at(-1).textContent"))
-
-    @property
-    def complaints(self) -> list[str]:
-        """What the console was told since it was asked last, refusals of the key apart, which it always mentions."""
-        entries: list[dict[str, Any]] = self.driver.get_log("browser")
-        return [e["message"] for e in entries if "401 (Unauthorized)" not in e["message"]]
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if None in programs:
-        if os.environ.get("CI") or os.environ.get("KNOTCTL_REQUIRE_CHROMIUM"):
-            pytest.fail("chromium or chromedriver is absent")
-        pytest.skip("chromium or chromedriver is absent (.ci/run installs them)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(programs[0])
-    for switch in (*SWITCHES, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(switch)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(programs[1])))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def page(chromium: webdriver.Chrome) -> Iterator[Page]:
-    made = Page(chromium)
-    assert made.complaints is not None
-    yield made
-    chromium.get("about:blank")
-    made.driver.get_log("browser")
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +55,10 @@ def tracker(serve_app: Callable[..., Any], document: dict[str, Any], answer: lis
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    routes = [*dashboard_routes(lambda: document), Route("/v1/chat/completions", complete, methods=["POST"])]
+    async def status(_: Request) -> dict[str, Any]:
+        return document
+
+    routes = [*dashboard_routes(status), Route("/v1/chat/completions", complete, methods=["POST"])]
     with serve_app(Edge(Router(routes), EdgeConfig(public=PUBLIC_PATHS))) as server:
         yield server.url
 

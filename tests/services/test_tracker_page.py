@@ -49,6 +49,6 @@ def test_metrics() -> None:
     found = {m for m in re.findall(r"^# TYPE (\S+) ", text, re.M) if not m.endswith("_created")}
     elsewhere = {
         "knot_requests_total", "knot_request_duration_seconds", "knot_build_info", "knot_prompt_tokens_total",
-        "knot_generation_tokens_total",
+        "knot_generation_tokens_total", "knot_time_to_first_token_seconds", "knot_time_per_output_token_seconds",
     }  # fmt: skip
     assert set(re.findall(r"^\.B (knot_\w+)$", TRACKER, re.M)) == found - elsewhere

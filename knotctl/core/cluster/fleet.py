@@ -17,6 +17,7 @@ from knotctl.core.cluster.capacity import capacity_of
 from knotctl.core.cluster.controller import Controller, Member
 from knotctl.core.cluster.coverage import subtract, union
 from knotctl.core.cluster.directives import Directive
+from knotctl.core.cluster.figures import Figures
 from knotctl.core.cluster.layers import ModelLayers
 from knotctl.core.cluster.nodes import Node, node_of
 from knotctl.core.cluster.policy import Policy
@@ -34,11 +35,12 @@ _SAMPLES = 25
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a heartbeat says: the start of the process, the layers it serves, and its answers, epoch to done."""
+    """What a heartbeat says: the start of the process, the layers it serves, answers (epoch to done), and figures."""
 
     boot: str
     spans: tuple[LayerSpan, ...]
     answers: Mapping[int, bool] = field(default_factory=dict)
+    figures: Figures | None = None
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class Seen:
     at: float
     samples: deque[SpeedSample] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     judged: int = 0
+    figures: Figures | None = None
 
 
 class Fleet:
@@ -72,6 +75,11 @@ class Fleet:
                 node = replace(self._node(row.document), measured_tokens_per_s=row.measured)
                 self.controller.join(node, now, row.held)
 
+    @property
+    def now(self) -> float:
+        """The clock's time."""
+        return self._clock()
+
     def register(self, document: Mapping[str, Any], url: str, boot: str, held: Iterable[LayerSpan]) -> str:
         """Take up a node, anew where it was known; return its id. Raises: FormatError bad-node, …"""
         node = self._node(document)
@@ -94,6 +102,7 @@ class Fleet:
         if seen is None or seen.row.boot != beat.boot:
             raise RequestError("unknown-node", f"node {printable(node_id)}: not registered", status=404)
         seen.at = now = self._clock()
+        seen.figures = beat.figures or seen.figures
         for epoch, done in beat.answers.items():
             self.controller.answer(node_id, epoch, now, done=done)
         if node_id in self.controller.members:

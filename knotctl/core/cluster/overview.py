@@ -5,22 +5,51 @@ Source: man knot-service(5), DASHBOARD.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from knotctl.core.cluster.controller import Controller
 from knotctl.core.cluster.coverage import CoverageMap
+from knotctl.core.cluster.fleet import Fleet
 from knotctl.core.cluster.usage import EarningsRow, UsageRow
 from knotctl.core.spans import LayerSpan
 
 # Beyond these a picture of rows says nothing more, and the document would be made and sent every second.
 MAX_NODES = 256
 MAX_DIRECTIVES = 256
+# What `fleet_sections` returns.
+SECTIONS = ("coverage", "nodes", "more_nodes", "directives", "caches")
+
+
+def fleet_sections(fleet: Fleet) -> dict[str, Any]:
+    """Return the sections of a cluster whose nodes beat: those that are silent or under quarantine say so."""
+    controller, now = fleet.controller, fleet.now
+    nodes = {i: _node(controller, i, now) for i in controller.members}
+    tiers: dict[str, Counter[str]] = {}
+    for node_id, seen in fleet.seen.items():
+        node = nodes.setdefault(node_id, _without_layers(node_id, seen.row.document))
+        if seen.row.quarantine is not None:
+            node |= {"state": "quarantined", "reason": seen.row.quarantine}
+        elif now - seen.at > fleet.silent_s / 3:
+            # several heartbeats; it has not left yet, and may come back
+            node["state"] = "silent"
+        if seen.figures is not None:
+            for name in ("weight_bytes", "peak_weight_bytes", "kv_bytes"):
+                node[name] = getattr(seen.figures, name)
+            for tier, counts in seen.figures.caches:
+                tiers.setdefault(tier, Counter()).update(counts)
+    caches = {"caches": [{"tier": tier, **counts} for tier, counts in tiers.items()]} if tiers else {}
+    return _sections(controller, nodes.values(), now) | caches
 
 
 def cluster_sections(controller: Controller, now: float) -> dict[str, Any]:
     """Return the sections `coverage`, `nodes` and `directives`, of what nodes serve now, not of what is planned."""
-    nodes = sorted((_node(controller, i, now) for i in controller.members), key=_order)
+    return _sections(controller, (_node(controller, i, now) for i in controller.members), now)
+
+
+def _sections(controller: Controller, found: Iterable[dict[str, Any]], now: float) -> dict[str, Any]:
+    nodes = sorted(found, key=_order)
     directives = [d for i in sorted(controller.members) for d in controller.directives.open_for(i)]
     return {
         "coverage": coverage_section(controller.books.coverage),
@@ -94,6 +123,21 @@ def _node(controller: Controller, node_id: str, now: float) -> dict[str, Any]:
         "measured_tokens_per_s": node.measured_tokens_per_s,
         "flagged": member.flagged,
         "reason": place.why if place else None,
+    }
+
+
+def _without_layers(node_id: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a node that has no part in the plan: it has no room for a layer, or is under quarantine."""
+    return {
+        "node_id": node_id,
+        "state": "idle",
+        "spans": [],
+        "loading": [],
+        "dropping": [],
+        "memory_bytes": document.get("vram_bytes"),
+        "claimed_tokens_per_s": document.get("benchmark_tokens_per_sec"),
+        "flagged": False,
+        "reason": "no room for a layer",
     }
 
 

@@ -93,6 +93,7 @@ async function answer(text, onDenied) {
     if (follow) log.scrollTop = log.scrollHeight;
   };
   log.scrollTop = log.scrollHeight;
+  const waiting = setInterval(() => run.first === null && paint(), 250);
   try {
     for await (const event of completions(request(), running.signal)) {
       if (event.error) throw new Error(event.error.message);
@@ -118,6 +119,7 @@ async function answer(text, onDenied) {
       onDenied();
     } else run.failed = error instanceof TypeError ? "the server does not answer" : error.message;
   }
+  clearInterval(waiting);
   paint();
   if (run.failed) reply.body.append(el("p", { class: "bad", role: "alert" }, run.failed));
   if (run.text) turns.push({ role: "assistant", content: run.text });

@@ -5,6 +5,7 @@ import { $, bytes, el, rate, seconds, setText, span, spans, svg } from "./dom.js
 
 const BAR = 22;
 const PHASES = 64; // height of the weights
+const ROUTES = 8; // drawn at the most, those with most streams
 let drawn = "";
 let last = null;
 
@@ -24,17 +25,17 @@ function draw(found) {
   if (!width) return;
   // milliseconds change with every token and are only told in tips
   const still = weights.map(({ layer, phase, bytes: n, pinned }) => [layer, phase, n, pinned]);
-  const shape = nodes.map((n) => [n.node_id, n.state, n.spans, n.loading, n.dropping, n.flagged, n.residency]);
+  const shape = nodes.map((n) => [n.node_id, n.state, n.spans, n.loading, n.dropping, n.flagged, n.residency, speed(n)]);
   const key = JSON.stringify([width, coverage, shape, more, routes, still]);
   if (key === drawn) return;
   drawn = key;
-  setText($("coverage-text"), summary(coverage, nodes, more));
+  setText($("coverage-text"), summary(coverage, nodes, more, routes));
   const picture = new Picture(width, found);
   $("picture").replaceChildren(picture.node());
   $("legend").replaceChildren(...picture.legend());
 }
 
-function summary({ n_layers: n, covered, gaps, coverage_map: map }, nodes, more) {
+function summary({ n_layers: n, covered, gaps, coverage_map: map }, nodes, more, routes) {
   const holders = nodes.filter((node) => node.spans?.length).length + more;
   if (!covered) {
     const count = gaps.reduce((sum, [a, b]) => sum + b - a, 0);
@@ -42,7 +43,12 @@ function summary({ n_layers: n, covered, gaps, coverage_map: map }, nodes, more)
   }
   const least = Math.min(...map.map((run) => run.node_count));
   const where = holders === 1 ? "one node" : `${holders} nodes`;
-  return `all ${n} layers on ${where}${least > 1 ? `, each at least ${least} times` : ""}`;
+  const streams = routes.reduce((sum, r) => sum + r.streams, 0);
+  const used = routes.filter((r) => r.streams).length;
+  const words = [`all ${n} layers on ${where}`];
+  if (least > 1) words.push(`each at least ${least} times`);
+  if (streams) words.push(`${streams} stream${streams > 1 ? "s" : ""} in flight${used > 1 ? ` over ${used} routes` : ""}`);
+  return words.join(", ");
 }
 
 function ticks(n) {
@@ -60,8 +66,7 @@ class Picture {
     this.nodes = found.nodes ?? [];
     this.weights = found.weights ?? [];
     this.more = found.more_nodes ?? 0;
-    this.route = [...(found.routes ?? [])].sort((a, b) => (b.streams ?? 0) - (a.streams ?? 0))[0];
-    this.busy = (this.route?.streams ?? 0) > 0;
+    this.routes = (found.routes ?? []).slice(0, ROUTES);
     this.n = found.coverage.n_layers;
     // names stand above their bars where there is little room
     this.narrow = width < 620;
@@ -92,7 +97,7 @@ class Picture {
     const words = {
       pinned: "stays in memory",
       passing: "passes through",
-      route: this.route ? "on the way of a token" : "serves",
+      route: this.routes.length ? "on the way of a token" : "serves",
       copy: "copy",
       loading: "loading",
       dropping: "letting go",
@@ -179,15 +184,26 @@ class Picture {
   }
 
   *rows() {
-    const stages = this.route?.stages ?? [];
-    const own = new Map(stages.map((s) => [s.node_id, [s.start_layer, s.end_layer]]));
+    // what each node does on the routes, each part once
+    const own = new Map();
+    const hops = new Map();
+    for (const { stages, streams } of this.routes) {
+      stages.forEach((s, i) => {
+        const parts = own.get(s.node_id) ?? own.set(s.node_id, new Map()).get(s.node_id);
+        parts.set(`${s.start_layer}:${s.end_layer}`, [s.start_layer, s.end_layer]);
+        if (!i) return;
+        const key = JSON.stringify([stages[i - 1].node_id, s.node_id, s.start_layer]);
+        const hop = hops.get(key) ?? { from: stages[i - 1].node_id, to: s.node_id, layer: s.start_layer, streams: 0 };
+        hops.set(key, { ...hop, streams: hop.streams + streams });
+      });
+    }
     const first = this.height;
     const lanes = new Map();
     const bars = [];
     for (const node of this.nodes) {
       const top = this.band(BAR, 8);
       lanes.set(node.node_id, top);
-      bars.push(...this.row(node, top, own.get(node.node_id)));
+      bars.push(...this.row(node, top, [...(own.get(node.node_id)?.values() ?? [])]));
     }
     const bottom = this.height;
     for (const [a, b] of this.coverage.gaps) {
@@ -199,13 +215,13 @@ class Picture {
       if (width > 70) yield svg("text", { class: "gap-text mid", x: (this.x(a) + this.x(b)) / 2, y: first + 14 }, `gap ${a}:${b}`);
     }
     yield* bars;
-    for (let i = 1; i < stages.length; i += 1) {
-      const from = lanes.get(stages[i - 1].node_id);
-      const to = lanes.get(stages[i].node_id);
+    for (const hop of hops.values()) {
+      const from = lanes.get(hop.from);
+      const to = lanes.get(hop.to);
       if (from === undefined || to === undefined || from === to) continue;
-      const x = this.x(stages[i].start_layer);
+      const x = this.x(hop.layer);
       const [y1, y2] = from < to ? [from + BAR, to - 6] : [from, to + BAR + 6];
-      yield svg("path", { class: `hop${this.busy ? " busy" : ""}`, d: `M${x} ${y1}V${y2}` });
+      yield svg("path", { class: `hop${hop.streams ? " busy" : ""}`, d: `M${x} ${y1}V${y2}` });
       const d = from < to ? `M${x - 4} ${y2 - 1}h8l-4 7z` : `M${x - 4} ${y2 + 1}h8l-4 -7z`;
       yield svg("path", { class: "tip", d });
     }
@@ -219,18 +235,23 @@ class Picture {
     const name = node.node_id;
     const most = Math.floor(this.narrow ? this.width / 8 - 14 : (this.left - 14) / 7.4);
     const cut = name.length > most ? `${name.slice(0, most - 1)}…` : name;
-    const lost = node.state === "lost";
+    const lost = node.state === "lost" || node.state === "silent";
     const parts = [svg("title", {}, tip(node)), this.label(cut + (node.flagged ? " ⚑" : ""), top, `name${lost || node.flagged ? " gap-text" : ""}`)];
+    const fast = speed(node);
     const bar = (kind, [a, b], words) => {
       this.seen.add(kind);
       const width = this.x(b) - this.x(a) - 1;
-      parts.push(svg("rect", { class: kind, x: this.x(a), y: top, width, height: BAR, rx: 4 }));
-      const inside = [words, span([a, b]), ""].find((w) => 7.2 * w.length + 8 < width || !w);
+      parts.push(svg("rect", { class: `${kind}${node.flagged ? " liar" : ""}`, x: this.x(a), y: top, width, height: BAR, rx: 4 }));
+      const choice = words ? [fast && `${words} · ${fast}`, words, span([a, b])] : [];
+      const inside = choice.find((w) => w && 7.2 * w.length + 8 < width);
       if (inside) parts.push(svg("text", { class: `on-${kind} mid`, x: (this.x(a) + this.x(b)) / 2, y: top + 15.5 }, inside));
     };
     for (const held of node.spans ?? []) {
-      if (own && (own[0] !== held[0] || own[1] !== held[1])) bar("copy", held, span(held));
-      bar(own || !this.route ? "route" : "copy", own ?? held, `layers ${span(own ?? held)}`);
+      const mine = own.filter(([a, b]) => held[0] <= a && b <= held[1]);
+      if (!mine.some(([a, b]) => a === held[0] && b === held[1])) {
+        bar(this.routes.length ? "copy" : "route", held, mine.length ? "" : `layers ${span(held)}`);
+      }
+      for (const part of mine) bar("route", part, `layers ${span(part)}`);
     }
     for (const s of node.dropping ?? []) bar("dropping", s, "letting go");
     for (const s of node.loading ?? []) bar("loading", s, `loading ${span(s)}`);
@@ -239,6 +260,12 @@ class Picture {
     }
     return [svg("g", {}, ...parts)];
   }
+}
+
+// What a node says of its speed and what was seen of it, in a few words.
+function speed({ claimed_tokens_per_s: claimed, measured_tokens_per_s: measured, flagged }) {
+  if (flagged) return `claims ${rate(claimed)}, delivers ${rate(measured)} tokens/s`;
+  return measured ? `${rate(measured)} tokens/s` : "";
 }
 
 function tip(node) {

@@ -69,7 +69,8 @@ function tiles({ requests, latency, tokens }) {
   tile.tokens.box.hidden = !tokens;
   if (tokens) {
     setText(tile.tokens.value, integer(tokens.generated));
-    setText(tile.tokens.more, `from ${integer(tokens.prompt)} of prompts`);
+    const n = latency?.first_token.count ?? 0;
+    setText(tile.tokens.more, `in ${integer(n)} answer${n === 1 ? "" : "s"}`);
   }
 }
 

@@ -17,7 +17,16 @@ class Table {
   show(rows, always = false) {
     this.section.hidden = !rows || (!rows.length && !always);
     if (this.section.hidden) return;
-    const columns = this.columns.filter(([, value]) => !rows.length || rows.some((row) => value(row) != null));
+    if (!rows.length) {
+      if (this.shown !== null) {
+        this.section.querySelector("table")?.remove();
+        this.section.append(el("p", { class: "none soft" }, "None now."));
+      }
+      this.shown = null;
+      this.rows.clear();
+      return;
+    }
+    const columns = this.columns.filter(([, value]) => rows.some((row) => value(row) != null));
     const headings = columns.map(([name]) => name).join("|");
     if (headings !== this.shown) {
       this.shown = headings;
@@ -34,7 +43,7 @@ class Table {
       wanted.add(key);
       let line = this.rows.get(key);
       if (!line) {
-        line = el("tr", {}, ...columns.map(([name, , how]) => el(how?.header ? "th" : "td", { "data-name": name, scope: how?.header && "row", class: how?.number && "number" })));
+        line = el("tr", {}, ...columns.map(([name, , how]) => el(how?.header ? "th" : "td", { "data-name": name, scope: how?.header && "row", class: (how?.number && "number") || (how?.wide && "words") })));
         this.rows.set(key, line);
       }
       columns.forEach(([, value, how], i) => {
@@ -57,12 +66,13 @@ const known = (value, text) => (value == null ? null : text(value));
 const number = { number: true };
 
 let tables;
+let several = false; // models
 
 export function start() {
   tables = {
     nodes: new Table("nodes", (n) => n.node_id, [
       ["Node", (n) => n.node_id, { header: true }],
-      ["State", (n) => n.state, { bad: (n) => n.state === "lost" }],
+      ["State", (n) => n.state, { bad: (n) => ["lost", "silent", "quarantined"].includes(n.state) }],
       ["Layers", (n) => spans(n.spans) || "none"],
       ["Residency", (n) => n.residency],
       ["Type", (n) => n.quantization],
@@ -72,16 +82,15 @@ export function start() {
       ["Memory", (n) => known(n.memory_bytes, bytes), number],
       ["Claimed tokens/s", (n) => known(n.claimed_tokens_per_s, rate), number],
       ["Measured tokens/s", (n) => known(n.measured_tokens_per_s, rate) ?? (n.claimed_tokens_per_s ? "not yet" : null), { number: true, bad: (n) => n.flagged }],
-      ["Note", (n) => (n.flagged ? "claims more than it delivers" : n.reason)],
+      ["Note", (n) => (n.flagged ? "claims more than it delivers" : n.reason), { wide: true, bad: (n) => n.flagged }],
     ]),
     streams: new Table("streams", (s) => s.id, [
       ["Stream", (s) => s.id, { header: true }],
-      ["State", (s) => s.state],
-      ["Model", (s) => s.model],
-      ["Route", (s) => s.route?.join(" → ")],
-      ["Prompt tokens", (s) => known(s.prompt_tokens, integer), number],
+      ["Model", (s) => (several ? s.model : null)],
+      ["Route", (s) => s.route?.join(" → ") || null, { wide: true }],
+      ["Prompt", (s) => known(s.prompt_tokens, integer), number],
       ["Generated", (s) => known(s.generated_tokens, integer), number],
-      ["Tokens/s", (s) => known(s.tokens_per_s, rate), number],
+      ["Tokens/s", (s) => (s.state === "generating" ? known(s.tokens_per_s, rate) : s.state), { number: true, bad: (s) => s.state === "stalled" }],
       ["For", (s) => known(s.seconds, seconds), number],
     ]),
     directives: new Table("directives", (d) => String(d.epoch), [
@@ -91,7 +100,7 @@ export function start() {
       ["Layers", (d) => `${d.start_layer}:${d.end_layer}`],
       ["State", (d) => (d.closes_gap ? `${d.state}, closes a gap` : d.state), { bad: (d) => d.state === "failed" || d.state === "late" }],
       ["Left", (d) => known(d.seconds_left, (s) => (s < 0 ? "late" : seconds(s))), number],
-      ["Why", (d) => d.reason],
+      ["Why", (d) => d.reason, { wide: true }],
     ]),
     caches: new Table("caches", (c) => c.tier, [
       ["Level", (c) => c.tier, { header: true }],
@@ -120,9 +129,11 @@ const credits = (micro) => (micro / MICRO).toLocaleString("en", { minimumFractio
 
 export function show(found) {
   // a table of one row that the picture has already said says nothing more
+  several = (found.models?.length ?? 0) > 1;
   const alone = found.server.role === "head" && (found.nodes?.length ?? 0) < 2;
   tables.nodes.show(alone ? [] : found.nodes);
-  tables.streams.show(found.streams);
+  // beside the chat there is room for it, and it must not come and go there
+  tables.streams.show(found.streams, !found.memory);
   tables.directives.show(found.directives);
   tables.caches.show(found.caches);
   const { models = [], nodes = [] } = found.ledger ?? {};
