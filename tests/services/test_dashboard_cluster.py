@@ -165,7 +165,7 @@ def test_all_of_it_is_reached_by_the_keyboard_in_the_order_of_the_page(page: Pag
 @pytest.mark.skipif(not PICTURES, reason="makes the README's pictures; KNOTCTL_PICTURES names their folder")
 def test_pictures(page: Page, knot_of: Callable[[str], Path]) -> None:
     rooms = {"attic": (0, 20), "cellar": (6, 30), "garage": (0, 14), "kitchen": (14, 30), "lodger": (10, 30)}
-    claims = {"attic": 90.0, "cellar": 80.0, "garage": 60.0, "kitchen": 60.0, "lodger": 2000.0}
+    claims = {"attic": 30.0, "cellar": 25.0, "garage": 20.0, "kitchen": 20.0, "lodger": 2000.0}
     with tracked(knot_of("smollm2"), rooms, **claims) as cluster:
         wait_until(lambda: cluster.node("lodger").get("flagged"))
         wait_until(lambda: all(n["measured_tokens_per_sec"] for n in cluster.coverage()["nodes"] if n["layers"]))
@@ -174,7 +174,7 @@ def test_pictures(page: Page, knot_of: Callable[[str], Path]) -> None:
         body = {
             "model": cluster.model.name, "messages": [{"role": "user", "content": STORY}], "max_tokens": 250, "seed": 1,
         }  # fmt: skip
-        in_background(lambda: cluster.post(body, "/v1/chat/completions"))
+        story = in_background(lambda: cluster.post(body, "/v1/chat/completions"))
         page.ask("Why is the sky blue?", max_tokens=120)
         page.wait(lambda: page.run("return document.querySelector('#log .assistant .body').textContent.length") > 250)
         for scheme in ("light", "dark"):
@@ -184,3 +184,4 @@ def test_pictures(page: Page, knot_of: Callable[[str], Path]) -> None:
             target = Path(str(PICTURES)) / f"dashboard-{scheme}.png"
             target.write_bytes(base64.b64decode(shot["data"]))
             assert target.stat().st_size <= 150_000
+        story.join(PATIENCE)
