@@ -8,7 +8,7 @@ from pathlib import Path
 from starlette.routing import Route
 from test_knot_service_page import calls, section
 
-from knotctl.core.engine import hop
+from knotctl.core.engine import hop, mesh, recovery
 from knotctl.core.model import shard_head
 from knotctl.services import shard, station, station_jobs
 from knotctl.services.node_metrics import GAUGES, NodeMetrics
@@ -43,6 +43,10 @@ def test_limits_and_names() -> None:
     assert hop.FRAME_TYPE in TEXT
     assert hop.FAILED_HEADER in TEXT
     assert hop.PATIENCE_HEADER in TEXT
+    words = " ".join(TEXT.split())
+    assert f"take {recovery._SLOW_TIMES:g} times the usual and over {recovery._SLOW_SECONDS:g} seconds" in words
+    assert f"for {recovery._FIRST_BAN:g} to {recovery._MOST_BAN:g} seconds" in words
+    assert f"took over {mesh.SHARD_SECONDS:g} seconds" in words
     assert "up to 64 characters" in TEXT
     assert "<= 64" in Path(station_jobs.__file__).read_text()
 
