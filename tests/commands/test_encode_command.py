@@ -29,6 +29,12 @@ def knotctl(*args: str, **options: object) -> subprocess.Popen[str]:
     )  # type: ignore[call-overload,no-any-return]
 
 
+def test_a_knot_in_a_gguf_s_place_is_said_to_be_encoded_already(tmp_path: Path, capsys: Output) -> None:
+    assert main(["encode", str(FIXTURES / "tiny-llama.knot"), str(tmp_path / "again.knot")]) == 3
+    assert "found a knot, which is encoded already" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """A GGUF of 8 GiB of zeros: a hole in the file, and far more than a test waits for."""

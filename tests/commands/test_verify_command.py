@@ -33,6 +33,11 @@ def test_an_error_exits_1_with_place_tensor_and_repair(capsys: pytest.CaptureFix
     assert summary == f"{path}: FAILED, 1 error"
 
 
+def test_a_gguf_in_a_knot_s_place_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(KNOTS.parent / "tiny-llama.gguf")]) == 1
+    assert "found a GGUF, of which knotctl encode makes one" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("code", ["legacy-type-field", "padded-vocabulary", "missing-digest"])
 def test_warnings_and_notes_exit_0(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(KNOTS / f"{code}.knot")]) == 0

@@ -89,6 +89,8 @@ def _read_version(cursor: Cursor) -> int:
     if not cursor.data.startswith(limits.MAGIC):
         kind = recognise(cursor.data)
         found = repr(cursor.data[:4]) if kind is None else f"a {kind}"
+        if kind == "knot":
+            found += ", which is encoded already"
         cursor.fail("not-a-gguf", 0, f"magic: expected {limits.MAGIC!r}, found {found}")
     cursor.pos = len(limits.MAGIC)
     version = cursor.u32("version")

@@ -71,6 +71,8 @@ def check_prefix(data: bytes, file_bytes: int) -> Generator[Finding, None, int |
     if head != layout.MAGIC[: len(head)]:
         name = recognise(data)
         found = f"a {name}" if name else ascii(head)
+        if name == "GGUF":
+            found += ", of which knotctl encode makes one"
         yield finding("not-a-knot", f"magic: expected {layout.MAGIC!a}, found {found}", offset=0)
         return None
     if len(data) < layout.JSON_OFFSET:
