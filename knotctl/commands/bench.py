@@ -11,6 +11,7 @@ import typer
 
 from knotctl.commands.console import print_json, print_table, progress, say
 from knotctl.commands.options import (
+    IoOption,
     Json,
     KvTypeOption,
     MemoryBudget,
@@ -18,6 +19,7 @@ from knotctl.commands.options import (
     ResidencyOption,
     Threads,
     budget_bytes,
+    io_of,
     kv_type_of,
     residency_of,
 )
@@ -77,6 +79,7 @@ def bench(
     speculate: Annotated[bool, typer.Option("--speculate/--no-speculate", help="Drafts from the text so far.")] = False,
     memory_budget: MemoryBudget = None,
     residency: ResidencyOption = "auto",
+    io: IoOption = "auto",
     kv_type: KvTypeOption = "f32",
     threads: Threads = None,
     json: Json = False,
@@ -125,6 +128,7 @@ def bench(
         memory_budget=budget_bytes(memory_budget),
         residency=residency_of(residency),
         kv_type=kv_type_of(kv_type),
+        io=io_of(io),
         context=max((t.context for t in tests), default=0),
         max_batch=max((t.sessions for t in tests), default=1),
         speculate=speculate,
@@ -140,7 +144,7 @@ def bench(
             cluster = stack.enter_context(own_processes(
                 knot, shards=shards or DEMO_SHARDS, stations=stations or str(DEMO_STATIONS), context=2 * spec.context,
                 memory_budget=spec.memory_budget, residency=residency, kv_type=kv_type, threads=threads, degrade=False,
-                log_json=False,
+                log_json=False, io=io,
             ))  # fmt: skip
         elif elsewhere:
             cluster = given_nodes(shard_at or [], station_at or [], token_file, tls_ca, degrade=False)

@@ -9,6 +9,7 @@ import typer
 
 from knotctl.commands.console import print_json, read_text, say
 from knotctl.commands.options import (
+    IoOption,
     Json,
     KvTypeOption,
     MemoryBudget,
@@ -16,6 +17,7 @@ from knotctl.commands.options import (
     ResidencyOption,
     Threads,
     budget_bytes,
+    io_of,
     kv_type_of,
     residency_of,
     spans,
@@ -50,6 +52,7 @@ def generate(
     context: Annotated[int, typer.Option("--ctx-size", "-c", min=1, help="Tokens of prompt and answer.")] = 8192,
     memory_budget: MemoryBudget = None,
     residency: ResidencyOption = "auto",
+    io: IoOption = "auto",
     kv_type: KvTypeOption = "f32",
     threads: Threads = None,
     json: Json = False,
@@ -84,6 +87,7 @@ def generate(
         memory_budget=budget_bytes(memory_budget),
         residency=residency_of(residency),
         kv_type=kv_type_of(kv_type),
+        io=io_of(io),
         context=context,
         max_batch=1,
         speculate=speculate,

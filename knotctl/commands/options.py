@@ -14,6 +14,7 @@ from knotctl.core.spans import LayerSpan
 if TYPE_CHECKING:
     from knotctl.core.model.budget import Residency
     from knotctl.core.model.kv import KvType
+    from knotctl.core.tensor.passing import Io
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=256, help="Threads; default: all cores.")]
@@ -23,6 +24,10 @@ MemoryBudget = Annotated[
 ]
 ResidencyOption = Annotated[
     str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
+]
+IoOption = Annotated[
+    str,
+    typer.Option("--io", metavar="auto|mmap|pread", help="How a local file's weights pass through; auto is mmap."),
 ]
 KvTypeOption = Annotated[
     str, typer.Option("--kv-type", metavar="f32|f16", help="Keys and values as computed, or rounded to half the bytes.")
@@ -64,6 +69,15 @@ def residency_of(text: str) -> Residency:
     if text not in list(Residency):
         raise UsageError("usage", f"--residency {text}: expected one of {', '.join(Residency)}")
     return Residency(text)
+
+
+def io_of(text: str) -> Io:
+    """Return the way of reading of that name. Raises: UsageError."""
+    from knotctl.core.tensor.passing import Io
+
+    if text not in list(Io):
+        raise UsageError("usage", f"--io {text}: expected one of {', '.join(Io)}")
+    return Io(text)
 
 
 def kv_type_of(text: str) -> KvType:

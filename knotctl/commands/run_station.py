@@ -11,6 +11,7 @@ import typer
 from knotctl.commands.console import print_json, print_table, say
 from knotctl.commands.frames import read_frame, write_frame
 from knotctl.commands.options import (
+    IoOption,
     Json,
     KvTypeOption,
     MemoryBudget,
@@ -18,6 +19,7 @@ from knotctl.commands.options import (
     ResidencyOption,
     Threads,
     budget_bytes,
+    io_of,
     kv_type_of,
     residency_of,
 )
@@ -61,9 +63,13 @@ def run_station(
     ] = None,
     memory_budget: MemoryBudget = None,
     residency: ResidencyOption = "fluid",
+    io: IoOption = "auto",
     kv_type: KvTypeOption = "f32",
     threads: Threads = None,
     warden: Warden = None,
+    head_on_shards: Annotated[
+        bool, typer.Option("--head-on-shards", help="The shards make the logits: with the last layer, hold no head.")
+    ] = False,
     context: Annotated[
         int, typer.Option("--ctx-size", "-c", min=1, help="With --serve: tokens that all sessions together may hold.")
     ] = 8192,
@@ -171,7 +177,7 @@ def run_station(
                 spec = StationSpec(
                     span, residency_of(residency), budget_bytes(memory_budget), kv_tokens=context,
                     least_kv_tokens=min(512, context), batch_tokens=batch, logits_rows=MAX_LOGITS,
-                    kv_type=kv_type_of(kv_type),
+                    kv_type=kv_type_of(kv_type), io=io_of(io), head=not head_on_shards,
                 )  # fmt: skip
                 return Station(k, spec)
 
@@ -200,6 +206,8 @@ def run_station(
                 batch_tokens=frame.rows,
                 logits_rows={"last": len(ends), "all": frame.rows, "none": 0}[logits],
                 kv_type=kv_type_of(kv_type),
+                io=io_of(io),
+                head=not head_on_shards,
             ),
         )
         if kv is not None:

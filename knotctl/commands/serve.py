@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from knotctl.commands.console import print_json, progress, say
-from knotctl.commands.options import Json, MemoryBudget, Threads, budget_bytes, spans
+from knotctl.commands.options import IoOption, Json, MemoryBudget, Threads, budget_bytes, io_of, spans
 from knotctl.commands.serve_cluster import (
     DEMO_SHARDS,
     DEMO_STATIONS,
@@ -59,6 +59,7 @@ def serve(
     residency: Annotated[
         str, typer.Option("--residency", metavar="fluid|pinned|resident|auto", help="Which weights stay in memory.")
     ] = "auto",
+    io: IoOption = "auto",
     threads: Threads = None,
     processes: Processes = False,
     wardens: Annotated[
@@ -180,14 +181,15 @@ def serve(
                 own_processes(
                     knot, shards=n_shards, stations=parts, context=context, memory_budget=budget_bytes(memory_budget),
                     residency=residency, threads=threads, degrade=degrade, log_json=log_json, wardens=wardens,
+                    io=io, head_on_shards=head_on_shards,
                 )
             )  # fmt: skip
-            engine = cluster_engine(knot, replace(spec, head_on_shards=head_on_shards), context)
+            engine = cluster_engine(knot, spec, context)
         elif elsewhere:
             spec = given_nodes(shard_at or [], station_at or [], token_file, tls_ca, degrade=degrade)
             engine = cluster_engine(knot, replace(spec, head_on_shards=head_on_shards), context)
         else:
-            engine = _open(knot, n_shards, parts, context, memory_budget, residency, threads)
+            engine = _open(knot, n_shards, parts, context, memory_budget, residency, threads, io)
         with engine:
             if alias:
                 engine.model_name = alias
@@ -273,7 +275,14 @@ class _Visitor(threading.Thread):
 
 
 def _open(
-    knot: str, shards: int, stations: str, context: int, memory_budget: str | None, residency: str, threads: int | None
+    knot: str,
+    shards: int,
+    stations: str,
+    context: int,
+    memory_budget: str | None,
+    residency: str,
+    threads: int | None,
+    io: str,
 ) -> Engine:
     """Return the engine over a knot, its kernels compiled before."""
     from knotctl.commands.warming import warm_kernels
@@ -289,6 +298,7 @@ def _open(
         memory_budget=budget_bytes(memory_budget),
         residency=Residency(residency),
         context=context,
+        io=io_of(io),
     )
     warm_kernels()
     return Engine.open(knot, spec)

@@ -39,7 +39,8 @@ StationAt = Annotated[
 @contextmanager
 def own_processes(
     knot: str, *, shards: int, stations: str, context: int, memory_budget: int | None, residency: str,
-    threads: int | None, degrade: bool, log_json: bool, wardens: bool = False, kv_type: str = "f32",
+    threads: int | None, degrade: bool, log_json: bool, wardens: bool = False, kv_type: str = "f32", io: str = "auto",
+    head_on_shards: bool = False,
 ) -> Iterator[ClusterSpec]:  # fmt: skip
     """Start a process for each shard and station, and yield where they are; they end with the block.
 
@@ -74,7 +75,8 @@ def own_processes(
         }
         for i, span in enumerate(parts):
             argv = ["run-station", knot, "--layers", str(span), "--serve", "--residency", residency, "-c", str(context)]
-            argv += ["--kv-type", kv_type, *behind[1]]
+            argv += ["--kv-type", kv_type, "--io", io, *behind[1]]
+            argv += ["--head-on-shards"] if head_on_shards and span.end == n_layers else []
             if memory_budget is not None:
                 # each station's part of the budget follows from its layers, as in one process
                 argv += ["--memory-budget", str(memory_budget * len(span) // n_layers)]
@@ -86,7 +88,7 @@ def own_processes(
         say(f"knotctl: starting {shards} shard and {len(parts)} station processes …")
         supervisor = stack.enter_context(Supervisor(commands, environment))
         urls = [[c.url] for c in supervisor.children]
-        yield ClusterSpec(urls[:shards], urls[shards:], token=token, degrade=degrade)
+        yield ClusterSpec(urls[:shards], urls[shards:], token=token, degrade=degrade, head_on_shards=head_on_shards)
 
 
 def given_nodes(

@@ -315,8 +315,9 @@ class StationService(Node):
         request_id = secrets.token_bytes(16)
         x = np.zeros((1, station.config.hidden_size), np.float32)
         x[0, 0] = 1.0
+        meta: dict[str, Any] = {} if station.has_head else {"logits": "none"}
         try:
-            station.forward(Frame(Kind.HIDDEN, bytes.fromhex(self.knot.id), (Segment(request_id, 0, 1),), x))
+            station.forward(Frame(Kind.HIDDEN, bytes.fromhex(self.knot.id), (Segment(request_id, 0, 1),), x, meta))
         finally:
             station.drop(request_id)
 

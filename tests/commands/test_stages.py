@@ -115,6 +115,18 @@ def test_run_station_reports_what_it_held(knot: str, tmp_path: Path, capsys: pyt
     assert budget["planned_bytes"] <= 40 << 20
 
 
+def test_weights_mapped_or_read_give_the_same_frame_and_a_tail_without_a_head_hidden_states(
+    knot: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = embedded(knot, tmp_path, IDS)
+    for io in ("mmap", "pread"):
+        run("run-station", knot, "--layers", ":", "-i", frame, "-o", tmp_path / io, "--io", io)
+    assert (tmp_path / "mmap").read_bytes() == (tmp_path / "pread").read_bytes()
+    options = ("--layers", ":", "-i", frame, "-o", tmp_path / "h.frame", "--head-on-shards")
+    bare = report(capsys, "run-station", knot, *options, "--logits", "none", "--json")
+    assert not [p for p in bare["phases"] if p["layer"] is None]
+
+
 def test_text_given_to_a_shard_is_tokenised_as_tokenize_does(
     knot: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +156,8 @@ def test_text_given_to_a_shard_is_tokenised_as_tokenize_does(
             6,
             "the least",
         ),
+        (["run-station", "KNOT", "--layers", ":", "-i", "FRAME", "-o", "OUT", "--io", "dma"], 2, "auto, mmap, pread"),
+        (["run-station", "KNOT", "--layers", ":", "-i", "FRAME", "-o", "OUT", "--head-on-shards"], 2, "--logits none"),
         (["run-station", "OTHER", "--layers", "0:2", "-i", "FRAME", "-o", "OUT"], 5, "another model"),
         (["generate", "KNOT", "--tokens", "1", "--stations", "0:1,2:3"], 2, "meet end to end"),
         (["generate", "KNOT"], 2, "give a PROMPT"),

@@ -329,7 +329,7 @@ def test_a_station_computes_in_the_warden_s_memory(start: Started, budget: int) 
             assert reads(inner) == before
             assert station.weights.ledger.peak == 0, "no weights of its own"
         else:
-            assert 0 < station.weights.ledger.peak <= station.plan.buffer_bytes
+            assert 0 < station.weights.ledger.peak <= station.plan.passing_bytes
 
 
 def test_the_warden_s_memory_cannot_be_written_or_cut(start: Started) -> None:

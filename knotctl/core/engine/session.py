@@ -26,6 +26,7 @@ from knotctl.core.model.budget import MAX_CHUNK, RUNTIME_BYTES, Residency
 from knotctl.core.model.kv import KvType, kv_step
 from knotctl.core.model.station import StationSpec
 from knotctl.core.spans import LayerSpan
+from knotctl.core.tensor.passing import Io
 from knotctl.core.tokens.chat import ChatTemplate
 from knotctl.core.tokens.sampler import Sampled, SamplingParams
 from knotctl.core.tokens.tokenizer import load_tokenizer
@@ -50,6 +51,7 @@ class EngineSpec:
     max_batch: int = 16
     speculate: bool = True
     kv_type: KvType = KvType.F32
+    io: Io = Io.AUTO
 
 
 class Engine:
@@ -288,6 +290,7 @@ def local_stages(knot: Knot, spec: EngineSpec) -> LocalStages:
             batch_tokens=min(MAX_CHUNK, spec.context),
             logits_rows=spec.max_batch,
             kv_type=spec.kv_type,
+            io=spec.io,
             runtime_bytes=RUNTIME_BYTES * len(span) // n_layers,
         )
         for span in layer_spans(spec.stations, n_layers)

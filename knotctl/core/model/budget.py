@@ -148,7 +148,7 @@ def plan_memory(
     *,
     budget: int | None,
     residency: Residency,
-    way: Way,
+    ways: Sequence[Way],
     kv_tokens: int,
     least_kv_tokens: int,
     kv_token_bytes: int,
@@ -159,7 +159,8 @@ def plan_memory(
     """Return the plan for a station of these phases.
 
     batch_tokens is the longest batch that will be asked for. Keys and values get room for kv_tokens, fewer under a
-    budget that has no room for them, but no fewer than least_kv_tokens.
+    budget that has no room for them, but no fewer than least_kv_tokens. Of the ways that what does not stay may pass
+    through, the first one that there is room for is taken.
 
     Raises: BudgetError budget-too-small with the table; UsageError where pinned is asked for without a budget.
     """
@@ -171,13 +172,13 @@ def plan_memory(
     # hidden states as they came, as they leave, and where repeated passes find them
     frames = (2 * batch_tokens + REPEATED_ROWS) * config.hidden_size * 4 + logits_rows * config.vocab_size * 4
 
-    def plan(mode: Residency, buffer_bytes: int, pinned: int, kv: int, chunk: int, *, how: Way = way) -> MemoryPlan:
+    def plan(mode: Residency, buffer_bytes: int, pinned: int, kv: int, chunk: int, *, way: Way = ways[0]) -> MemoryPlan:
         activations = activation_bytes(config, phases, chunk)
         scratch = scratch_bytes(config, kv)
         return MemoryPlan(
             budget,
             mode,
-            how,
+            way,
             sum(p.bytes for p in phases),
             buffer_bytes,
             pinned,
@@ -210,18 +211,18 @@ def plan_memory(
         room = budget - plan(residency, 0, 0, kv, chunk).total_bytes
         if residency in (Residency.RESIDENT, Residency.AUTO) and room >= total:
             return plan(Residency.RESIDENT, 0, total, kv, chunk)
-        room -= EDGES_BYTES if way is Way.MAP else 0
-        if residency is not Residency.RESIDENT and room >= tile:
+        for way in ways if residency is not Residency.RESIDENT else ():
+            left = room - (EDGES_BYTES if way is Way.MAP else 0)
             pins = residency is not Residency.FLUID
-            ahead = way is Way.READ_AHEAD and _two_pay(room, buffer, total, pins=pins)
-            how = Way.READ if way is Way.READ_AHEAD and not ahead else way
-            buffers = 2 if ahead else 1
-            pinned = max(0, room - buffers * buffer) if pins else 0
+            if left < tile or (way is Way.READ_AHEAD and not _two_pay(left, buffer, total, pins=pins)):
+                continue
+            buffers = 2 if way is Way.READ_AHEAD else 1
+            pinned = max(0, left - buffers * buffer) if pins else 0
             mode = Residency.PINNED if pinned else Residency.FLUID
-            return plan(mode, min(buffer, room // buffers), pinned, kv, chunk, how=how)
+            return plan(mode, min(buffer, left // buffers), pinned, kv, chunk, way=way)
     resident = residency is Residency.RESIDENT
     least = (Residency.RESIDENT, 0, total) if resident else (Residency.FLUID, smallest_tile, 0)
-    raise _too_small(budget, plan(*least, least_kv_tokens, 1, how=Way.READ if way is Way.READ_AHEAD else way))
+    raise _too_small(budget, plan(*least, least_kv_tokens, 1, way=ways[-1]))
 
 
 def _two_pay(room: int, buffer: int, total: int, *, pins: bool) -> bool:

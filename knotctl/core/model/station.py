@@ -19,7 +19,7 @@ from knotctl.core.model.phases import head_phase, layer_phases, rope_factors
 from knotctl.core.model.repeat import Repeater
 from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.arena import Arena, Floats
-from knotctl.core.tensor.passing import Io, way_of
+from knotctl.core.tensor.passing import Io, ways_of
 from knotctl.core.tensor.residency import Phase, PhaseUse, Weights
 from knotctl.core.wire.frame import Frame, Segment, check_finite
 from knotctl.core.wire.layout import Flags, Kind
@@ -37,7 +37,7 @@ class StationSpec:
     """What a station is asked to be. Units: memory_budget in bytes; tokens.
 
     kv_tokens is what all its sessions may hold together (under a tight budget fewer, but not below least_kv_tokens),
-    batch_tokens the longest batch it will be given.
+    batch_tokens the longest batch it will be given. Without `head` others make the logits behind the last layer.
     """
 
     span: LayerSpan
@@ -50,6 +50,7 @@ class StationSpec:
     runtime_bytes: int = RUNTIME_BYTES
     kv_type: KvType = KvType.F32
     io: Io = Io.AUTO
+    head: bool = True
 
 
 class Station:
@@ -63,7 +64,7 @@ class Station:
         self.span = spec.span
         self.config = config = model_config(knot.source.name, knot.header.config)
         self._layers = layer_phases(knot, config, spec.span)
-        self._head = head_phase(knot, config) if spec.span.end == config.n_layers else None
+        self._head = head_phase(knot, config) if spec.head and spec.span.end == config.n_layers else None
         phases = [p for layer in self._layers for p in layer.all]
         phases += [self._head] if self._head else []
         self.kv_shape = KvShape(knot.id, spec.span, config.n_kv_heads, config.head_dim, spec.kv_type)
@@ -72,7 +73,7 @@ class Station:
             phases,
             budget=spec.memory_budget,
             residency=spec.residency,
-            way=way_of(knot.source, spec.io),
+            ways=ways_of(knot.source, spec.io),
             kv_tokens=spec.kv_tokens,
             least_kv_tokens=spec.kv_tokens if spec.least_kv_tokens is None else spec.least_kv_tokens,
             kv_token_bytes=self.kv_shape.token_bytes,
@@ -96,8 +97,13 @@ class Station:
     @property
     def role(self) -> str:
         """Whether the station is the `entry`, the `exit`, both (`whole`) or neither (`middle`)."""
-        first, last = self.span.start == 0, self._head is not None
+        first, last = self.span.start == 0, self.span.end == self.config.n_layers
         return "whole" if first and last else "entry" if first else "exit" if last else "middle"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether logits can be asked of it."""
+        return self._head is not None
 
     @property
     def peak_bytes(self) -> int:
@@ -180,6 +186,11 @@ class Station:
                 "context-exceeded", f"frame: position {longest}: the model's context is {self.config.context_length}"
             )
         wanted = self._wanted(frame)
+        if wanted != [] and self._head is None and self.span.end == self.config.n_layers:
+            raise UsageError(
+                "no-head", f"frame: logits asked of layers {self.span}, which were opened without the output head",
+                hint="--logits none, and ask the shards; or start the station without --head-on-shards",
+            )  # fmt: skip
         for s in frame.segments:
             length = self.sessions[s.request_id].length if s.request_id in self.sessions else 0
             if s.position > length:

@@ -45,8 +45,8 @@ class Way(StrEnum):
 EDGES_BYTES = 2 * HUGE_PAGE
 
 
-def way_of(source: ByteSource, io: Io) -> Way:
-    """Return how weights of a source pass through.
+def ways_of(source: ByteSource, io: Io) -> tuple[Way, ...]:
+    """Return how weights of a source may pass through, the fastest first; the last one takes the least memory.
 
     Reading ahead pays where a read waits for another machine or process; out of the page cache it is a copy that
     competes with the kernels for the same memory. Raises: UsageError where what is no local file is to be mapped.
@@ -56,8 +56,10 @@ def way_of(source: ByteSource, io: Io) -> Way:
     if io is Io.MMAP and not mappable:
         raise UsageError("usage", f"--io mmap: {source.name}: not a local file that can be mapped here")
     if not local:
-        return Way.READ_AHEAD
-    return Way.MAP if mappable and io is not Io.PREAD else Way.READ
+        return Way.READ_AHEAD, Way.READ
+    if io is Io.MMAP:
+        return (Way.MAP,)
+    return (Way.MAP, Way.READ) if mappable and io is not Io.PREAD else (Way.READ,)
 
 
 @dataclass(slots=True)

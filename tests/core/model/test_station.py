@@ -16,6 +16,7 @@ from knotctl.core.model.station import Station, StationSpec
 from knotctl.core.source.counted import CountedSource
 from knotctl.core.source.opening import open_source
 from knotctl.core.spans import LayerSpan
+from knotctl.core.tensor.passing import Io
 from knotctl.core.wire.frame import Segment
 
 
@@ -43,7 +44,7 @@ def test_a_fluid_station_never_holds_more_than_its_largest_phase(knot: Knot) -> 
 def test_a_small_budget_means_row_tiles_and_the_same_bytes(knot: Knot) -> None:
     whole = station(knot).forward(embed(knot, TOKENS))
     for room in (40_000, 20_000, 9_000):
-        one_token = station(knot, batch_tokens=1, kv_tokens=len(TOKENS))
+        one_token = station(knot, batch_tokens=1, kv_tokens=len(TOKENS), io=Io.PREAD)
         least = one_token.plan.total_bytes - one_token.plan.buffer_bytes
         frames = 2 * (len(TOKENS) - 1) * knot.header.config.hidden_size * 4
         s = station(knot, kv_tokens=len(TOKENS), batch_tokens=len(TOKENS), memory_budget=least + frames + room)
@@ -74,6 +75,20 @@ def test_pinned_phases_are_read_once_and_the_rest_streams(tiny: Callable[[str], 
             before = source.bytes
             s.forward(frame)
             assert source.bytes - before == plan.weight_bytes - sum(u.bytes for u in s.weights.pinned)
+
+
+def test_a_last_station_without_the_head_holds_none_and_says_so_when_logits_are_asked_of_it(knot: Knot) -> None:
+    whole = station(knot, 2, residency=Residency.RESIDENT)
+    bare = station(knot, 2, residency=Residency.RESIDENT, head=False)
+    assert (bare.role, bare.has_head) == ("exit", False)
+    head = next(u.bytes for u in whole.uses if u.layer is None)
+    assert bare.weights.ledger.held < whole.weights.ledger.held - head
+    assert bare.plan.frame_bytes < whole.plan.frame_bytes
+    frame = replace(embed(knot, TOKENS), meta={"logits": "none"})
+    assert bare.forward(frame).payload.tobytes() == whole.forward(frame).payload.tobytes()
+    with pytest.raises(UsageError) as e:
+        bare.forward(embed(knot, TOKENS))
+    assert e.value.code == "no-head"
 
 
 def test_a_phase_is_one_range_read(tiny: Callable[[str], Path]) -> None:

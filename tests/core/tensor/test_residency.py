@@ -229,5 +229,18 @@ def test_a_station_that_holds_everything_reads_nothing_again(remote: Knot, store
     assert s.weights.ledger.held == s.plan.pinned_bytes == s.weights.ledger.peak
 
 
+def test_vectors_of_what_stays_are_decoded_once(local: Knot) -> None:
+    s = station(local, residency=Residency.RESIDENT)
+    attn = s._layers[0].attn
+    with s.weights.hold(attn) as first, s.weights.hold(attn) as again:
+        assert first.vector("attn_norm_weight") is again.vector("attn_norm_weight")
+    assert (
+        s.weights.ledger.held
+        == sum(u.bytes for u in s.uses)
+        + sum(4 * t.columns for layer in s._layers for p in [*layer.all] for t in p.vectors.values())
+        + 4 * local.header.config.hidden_size
+    )
+
+
 def test_edges_are_those_of_two_huge_pages() -> None:
     assert EDGES_BYTES == 2 * HUGE_PAGE
