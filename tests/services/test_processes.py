@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from knotctl.core.engine.session import Engine, EngineSpec
 from knotctl.core.engine.stream import Step
 from knotctl.core.errors import SourceError
 from knotctl.core.tokens.sampler import SamplingParams
+from knotctl.services import supervisor as supervisor_module
 from knotctl.services.supervisor import Supervisor
 
 PARAMS = SamplingParams(temperature=0.9, seed=5)
@@ -92,25 +94,32 @@ def test_a_process_killed_anywhere_is_started_again_and_the_stream_goes_on(
         time.sleep(0.1)
 
 
-def test_a_process_that_stops_for_a_while_costs_that_while_and_no_token(
-    supervisor: Supervisor, engine: Engine, undisturbed: list[Step]
+@pytest.mark.parametrize("watched", [True, False], ids=["started again", "left alone"])
+def test_processes_that_stop_for_20_seconds_cost_at_most_that_and_no_token(
+    supervisor: Supervisor, engine: Engine, undisturbed: list[Step], watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it works off when it goes on belongs to a session that is no more."""
-    victim = supervisor.children[3]
-    restarts = victim.restarts
+    """A shard and the last station; what they work off when they go on belongs to sessions that are no more."""
+    if not watched:
+        monkeypatch.setattr(supervisor_module, "_PROBE_MISSES", 1000)
+    victims = [supervisor.children[0], supervisor.children[3]]
+    before = [(v.restarts, v.pid) for v in victims]
+
+    def go_on() -> None:
+        for _, pid in before:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def stop() -> None:
-        pid = victim.pid
-        os.kill(pid, signal.SIGSTOP)
-        threading.Timer(5.0, os.kill, (pid, signal.SIGCONT)).start()
+        for _, pid in before:
+            os.kill(pid, signal.SIGSTOP)
+        threading.Timer(20.0, go_on).start()
 
     assert streamed(engine, 9, stop) == undisturbed
-    assert victim.restarts == restarts
+    assert [v.restarts - n for v, (n, _) in zip(victims, before, strict=True)] == [int(watched)] * 2
 
 
 def test_a_process_that_hangs_for_good_is_killed_and_started_again(tiny_knot: Path) -> None:
-    from knotctl.services import supervisor as module
-
+    module = supervisor_module
     every, seconds = module._PROBE_EVERY, module._PROBE_SECONDS
     module._PROBE_EVERY, module._PROBE_SECONDS = 0.2, 0.3
     try:
