@@ -78,6 +78,7 @@ class WorkerService(StationService):
     def describe(self) -> dict[str, Any]:
         """Return the model, the runs held, and what there is room for."""
         stations = self.runs.stations
+        ledgers = {id(s.weights): s.weights.ledger for s in stations}.values()  # runs that were one share theirs
         return {
             "knot_id": self.knot.id,
             "n_layers": self.knot.header.config.n_layers,
@@ -86,8 +87,8 @@ class WorkerService(StationService):
             "batch_tokens": self._batch_tokens,
             "sessions": len(self.runs.sessions()),
             "bytes": {
-                "weights": sum(s.weights.ledger.held for s in stations),
-                "peak_weights": sum(s.weights.ledger.peak for s in stations),
+                "weights": sum(ledger.held for ledger in ledgers),
+                "peak_weights": sum(ledger.peak for ledger in ledgers),
                 "kv": sum(kv.nbytes for s in stations for kv in list(s.sessions.values())),
                 "planned": sum(s.plan.total_bytes for s in stations),
             },

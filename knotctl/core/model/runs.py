@@ -13,6 +13,7 @@ from typing import Protocol
 
 from knotctl.core.errors import WrongIdentity, printable
 from knotctl.core.model.config import ModelConfig
+from knotctl.core.model.repeat import Repeater
 from knotctl.core.model.station import Station, never
 from knotctl.core.spans import LayerSpan
 from knotctl.core.wire.frame import Frame
@@ -67,21 +68,26 @@ class Runs:
         self.stations = sorted([*self.stations, *stations], key=lambda s: s.span)
 
     def drop(self, span: LayerSpan) -> None:
-        """Hold these layers no more; a run that is cut by it is loaded again without them, and its sessions end."""
-        cut = [s for s in self.stations if s.span.start < span.end and span.start < s.span.end]
-        self.stations = [s for s in self.stations if s not in cut]
+        """Hold these layers no more; what is left of a run that is cut goes on with its weights and its sessions.
+
+        Sessions that have keys and values of dropped layers end.
+        """
+        kept: list[Station] = []
+        for s in self.stations:
+            if not _overlap(s.span, span):
+                kept.append(s)
+                continue
+            rest = ((s.span.start, min(span.start, s.span.end)), (max(span.end, s.span.start), s.span.end))
+            kept += [_kept(s, LayerSpan(a, b)) for a, b in rest if a < b]
+            gone = [p for layer in s._layers if layer.index in span for p in layer.all]
+            s.weights.release([*gone, s._head] if s._head and span.end >= s.span.end else gone)
+        self.stations = kept
         self._parts.clear()
-        kept = [LayerSpan(s.span.start, max(s.span.start, min(span.start, s.span.end))) for s in cut]
-        kept += [LayerSpan(min(s.span.end, max(span.end, s.span.start)), s.span.end) for s in cut]
-        cut.clear()  # their weights go before others come
-        for part in kept:
-            if part:
-                self.add([self._make(part)])
 
     def pinned(self, span: LayerSpan) -> int:
-        """Return how many sessions have keys and values of runs that dropping these layers would end."""
-        cut = [s for s in self.stations if s.span.start < span.end and span.start < s.span.end]
-        return len({session for s in cut for session in s.sessions})
+        """Return how many sessions have keys and values of these layers, and would end with them."""
+        held = (item for s in self.stations for item in s.sessions.items())
+        return len({session for session, kv in held if _overlap(kv.shape.span, span)})
 
     def serving(self, span: LayerSpan) -> Chain:
         """Return what computes these layers. Raises: WrongIdentity where not all are held."""
@@ -150,12 +156,31 @@ class Chain:
         return frame
 
 
+def _kept(station: Station, span: LayerSpan) -> Station:
+    """Return what is left of a run, with the sessions that passed these layers alone."""
+    part = part_of(station, span)
+    passed = [(i, kv, kv.shape.span) for i, kv in station.sessions.items()]
+    part.sessions = {i: kv for i, kv, its in passed if span.start <= its.start and its.end <= span.end}
+    phases = [p for layer in part._layers for p in layer.all] + ([part._head] if part._head else [])
+    part.plan = replace(
+        station.plan, weight_bytes=sum(p.bytes for p in phases),
+        pinned_bytes=min(sum(p.pinned_bytes for p in phases), station.plan.pinned_bytes),
+        kv_bytes=station.plan.kv_tokens * part.kv_shape.token_bytes,
+    )  # fmt: skip
+    return part
+
+
+def _overlap(a: LayerSpan, b: LayerSpan) -> bool:
+    return a.start < b.end and b.start < a.end
+
+
 def part_of(station: Station, span: LayerSpan) -> Station:
     """Return a station of some of another's layers that shares its weights, memory and sessions."""
     part = copy.copy(station)
     part.span = span
     start = station.span.start
     part._layers = station._layers[span.start - start : span.end - start]
+    part._repeater = Repeater(part._layers, station.weights, station.config.hidden_size)
     part._head = station._head if span.end == station.config.n_layers else None
     part.kv_shape = replace(station.kv_shape, span=span)
     return part
