@@ -13,7 +13,7 @@ intrinsic: Any = _intrinsic  # its annotations describe the plain function, not 
 
 _I64, _I32 = ir.IntType(64), ir.IntType(32)
 _BYTES = ir.IntType(8).as_pointer()
-# ARM's yield does nothing on most of its CPUs; isb (of the whole system: 15) takes about as long as x86's pause.
+# ARM's yield does nothing on most of its CPUs; isb (15: of the whole system) does wait, so Rust's spin_loop is one.
 _ISB: tuple[str, tuple[int, ...]] = ("llvm.aarch64.isb", (15,))
 _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": _ISB, "arm64": _ISB}
 

@@ -271,4 +271,4 @@ def _as(source: Vector, target: Vector) -> Any:
     return reinterpret
 
 
-words_of, dwords_of, bits_f32x16 = _as(i32x16, i16x32), _as(i16x32, i32x16), _as(f32x16, i32x16)
+words_of, bits_f32x16 = _as(i32x16, i16x32), _as(f32x16, i32x16)
