@@ -16,7 +16,6 @@ from knotctl.commands.options import (
     KvTypeOption,
     MemoryBudget,
     Model,
-    ResidencyOption,
     Threads,
     budget_bytes,
     io_of,
@@ -62,7 +61,14 @@ def run_station(
         Path | None, typer.Option("--kv", metavar="FILE", help="Keeps this span's keys and values between calls.")
     ] = None,
     memory_budget: MemoryBudget = None,
-    residency: ResidencyOption = "fluid",
+    residency: Annotated[
+        str | None,
+        typer.Option(
+            "--residency",
+            metavar="fluid|pinned|resident|auto",
+            help="Which weights stay in memory; unless given, fluid, and with --tracker all.",
+        ),
+    ] = None,
     io: IoOption = "auto",
     kv_type: KvTypeOption = "f32",
     threads: Threads = None,
@@ -159,7 +165,8 @@ def run_station(
         with sigterm_interrupts(), door(listen, keys, tls) as at, opened() as k:
             warm_kernels()
             work(
-                k, at, tracker, node_id=node_id, memory_budget=budget_bytes(memory_budget), residency=residency,
+                k, at, tracker, node_id=node_id, memory_budget=budget_bytes(memory_budget),
+                residency=residency or "resident",
                 kv_type=kv_type, context=context, batch=batch, benchmark=benchmark, tls_ca=tls_ca, advertise=advertise,
                 json=json, log_json=log_json, log_requests=log_requests, until_eof=until_eof,
             )  # fmt: skip
@@ -175,7 +182,7 @@ def run_station(
 
             def make(span: LayerSpan) -> Station:
                 spec = StationSpec(
-                    span, residency_of(residency), budget_bytes(memory_budget), kv_tokens=context,
+                    span, residency_of(residency or "fluid"), budget_bytes(memory_budget), kv_tokens=context,
                     least_kv_tokens=min(512, context), batch_tokens=batch, logits_rows=MAX_LOGITS,
                     kv_type=kv_type_of(kv_type), io=io_of(io), head=not head_on_shards,
                 )  # fmt: skip
@@ -200,7 +207,7 @@ def run_station(
             k,
             StationSpec(
                 LayerSpan.parse(layers, k.header.config.n_layers),
-                residency_of(residency),
+                residency_of(residency or "fluid"),
                 budget_bytes(memory_budget),
                 kv_tokens=sum(ends.values()),
                 batch_tokens=frame.rows,

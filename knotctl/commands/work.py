@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from knotctl.commands.console import say
@@ -31,19 +31,25 @@ def work(
 ) -> None:  # fmt: skip
     """Register with the trackers, hold what they say, and serve it, until a signal."""
     from knotctl.core.engine.hop import RemoteError
-    from knotctl.core.engine.route import Hop, parse_route
+    from knotctl.core.engine.route import Hop, RouteEnded, parse_route
     from knotctl.core.errors import RequestError
     from knotctl.core.knot.layer_bytes import model_layers
     from knotctl.core.model.benchmark import measure_speed
     from knotctl.core.model.budget import RUNTIME_BYTES, Residency, available_memory
+    from knotctl.core.model.frame_room import frame_room
     from knotctl.core.model.station import Station, StationSpec
+    from knotctl.core.source.base import SharedSource
     from knotctl.core.spans import LayerSpan
+    from knotctl.core.tensor.digests import CheckedSource
     from knotctl.services.agent import Agent
     from knotctl.services.head_work import HeadWork
     from knotctl.services.station import MAX_LOGITS
     from knotctl.services.tracker_client import Trackers
     from knotctl.services.worker import WorkerService
 
+    # What a warden passes on is checked already.
+    if "://" in knot.source.name and not isinstance(knot.source, SharedSource):
+        knot.source = CheckedSource(knot)
     model = model_layers(knot.header, _name_of(knot))
     room = (memory_budget if memory_budget is not None else available_memory() // 2) - RUNTIME_BYTES
     if room <= 0:
@@ -51,6 +57,7 @@ def work(
             "budget-too-small", f"memory budget: the program itself takes {format_size(RUNTIME_BYTES)}",
             hint="raise --memory-budget",
         )  # fmt: skip
+    batch, overhead = frame_room(knot, room, batch, MAX_LOGITS, context)
     sizes = model.sizes_at(model.native or "")
     assert sizes is not None
     if benchmark is None:
@@ -74,14 +81,17 @@ def work(
     document: dict[str, Any] = {
         "node_id": node_id or f"{_host()}:{at.listener.getsockname()[1]}", "vram_bytes": room,
         "quantizations": [model.native], "benchmark_tokens_per_sec": round(max(benchmark, 1e-6), 6),
-        "benchmark_model": model.name,
+        "benchmark_model": model.name, "overhead_bytes": overhead,
     }  # fmt: skip
 
-    def reroute(hops: tuple[Hop, ...], failed: Sequence[str]) -> tuple[Hop, ...]:
+    def reroute(hops: tuple[Hop, ...], failed: Mapping[str, str]) -> tuple[Hop, ...]:
         route = [{"node_id": h.node_id, "url": h.url, "layers": [h.span.start, h.span.end]} for h in hops]
         try:
-            reply = talks.call("POST", "/routes", {"route": route, "failed": list(failed)}, seconds=60.0)
+            reply = talks.call("POST", "/routes", {"route": route, "failed": dict(failed)}, seconds=60.0)
         except RemoteError as e:
+            if e.code == "no-route":
+                # None from here: the tracker may have one from another head, and waits for it.
+                raise RouteEnded(e.message, {}) from e
             raise RequestError(e.code, e.message, status=503) from e
         return parse_route(reply.get("route"), model.n_layers)
 

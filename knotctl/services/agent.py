@@ -59,6 +59,7 @@ class Agent:
         self._fence = 0
         self._newest = -1
         self._registered = False
+        self._idle: str | None = None
         self._goodbye: threading.Thread | None = None
         self._threads = [
             threading.Thread(target=self._talk, name="knotctl-agent", daemon=True),
@@ -89,7 +90,9 @@ class Agent:
         try:
             self._trackers.call("DELETE", node_path(self.node_id))
         except KnotctlError as e:
-            log.warning("%s: could not take leave: %s", self.node_id, e.message)
+            # A tracker that has ended, as that of `serve --workers` has, needs no leave taken.
+            if e.code != "unreachable":
+                log.warning("%s: could not take leave: %s", self.node_id, e.message)
 
     def _talk(self) -> None:
         pause = _FIRST_PAUSE
@@ -128,7 +131,15 @@ class Agent:
                 self._answers.pop(epoch, None)
             for entry in reply.get("directives", ()):
                 self._take(Told.parse(entry))
+        self._note_idle(reply.get("why"))
         return float(reply.get("interval_s", 1.0))
+
+    def _note_idle(self, why: object) -> None:
+        """Say once why this node has no layers, for whoever runs it."""
+        idle = why if isinstance(why, str) and not self._service.runs.spans and not self._todo else None
+        if idle is not None and idle != self._idle:
+            log.warning("%s: no layers: %s", self.node_id, printable(idle, 400))
+        self._idle = idle
 
     def _about(self) -> dict[str, Any]:
         # Only what is proved is said to be held.
@@ -175,7 +186,7 @@ class Agent:
         return True
 
     def _drop(self, told: Told) -> bool | None:
-        if self._service.runs.pinned(told.span):
+        if self._service.pins(told.span):
             return None
         try:
             reply = self._trackers.call("POST", node_path(self.node_id, "/confirm"), {"epoch": told.epoch})

@@ -6,14 +6,18 @@ What a node did is its layers times the tokens that passed them, those of a repl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knotctl.core.cluster.credits import Usage, Work
-from knotctl.core.cluster.ledger import Ledger
-from knotctl.core.errors import Conflict, RequestError
+from knotctl.core.cluster.ledger import TTL_S, Ledger
+from knotctl.core.errors import Conflict, KnotctlError, RequestError
+
+# Between signs of life: several within a hold's time to live, so that one which the database misses closes nothing.
+_BEAT_SECONDS = TTL_S / 4
 
 
 class Bill:
@@ -24,6 +28,7 @@ class Bill:
         self._nodes: Sequence[tuple[str, int]] = ()
         self._tokens: dict[tuple[str, int], int] = {}
         self._prompt = self._generated = 0
+        self._kept: tuple[Usage, list[Work]] = (Usage(0, 0), [])
         self._is_open = False
 
     async def reserve(self, model: str, prompt: int, most: int, fingerprint: str) -> None:
@@ -40,9 +45,17 @@ class Bill:
             reserve, self._account, self._request, model, usage, fingerprint=fingerprint
         )
         if not is_ours:
-            code = "in-progress" if hold.state == "held" else "already-served"
-            raise Conflict(code, f"request {self._request}: it was sent before", hint="a new request needs a new key")
+            code, what = _SENT_BEFORE[hold.state]
+            raise Conflict(code, f"request {self._request}: {what}", hint="a new request needs a new key")
         self._is_open = True
+
+    async def live(self) -> None:
+        """Give a sign of life every so often, for as long as the request lasts: steps of it may take minutes."""
+        while True:
+            await asyncio.sleep(_BEAT_SECONDS)
+            # A hold that is closed by now, or a database that is away: the stream itself will come upon it.
+            with contextlib.suppress(KnotctlError):
+                await self._keep()
 
     @property
     def n_tokens(self) -> int:
@@ -61,9 +74,13 @@ class Bill:
 
     async def record(self) -> None:
         """Keep what was used: before it is delivered. Raises: Conflict hold-closed: deliver nothing more."""
+        self._kept = self._usage, self._work
+        await self._keep()
+
+    async def _keep(self) -> None:
         if self._is_open:
             assert self._ledger is not None
-            await asyncio.to_thread(self._ledger.record, self._account, self._request, self._usage, self._work)
+            await asyncio.to_thread(self._ledger.record, self._account, self._request, *self._kept)
 
     async def close(self) -> None:
         """Charge what was delivered, or let go of a request of which nothing was; once, whatever comes in between."""
@@ -87,6 +104,13 @@ class Bill:
     def _count(self, tokens: int) -> None:
         for node in self._nodes:
             self._tokens[node] = self._tokens.get(node, 0) + tokens
+
+
+_SENT_BEFORE = {
+    "held": ("in-progress", "it was sent before, and is being served"),
+    "settled": ("already-served", "it was sent before, and was served"),
+    "released": ("not-served", "it was sent before, and ended with nothing delivered and nothing charged"),
+}
 
 
 def fingerprint_of(path: str, body: Mapping[str, Any]) -> str:

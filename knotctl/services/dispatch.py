@@ -7,9 +7,10 @@ client meets them. Source: man knot-service(5), TRACKER.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +20,23 @@ from knotctl.core.cluster.nodes import node_of
 from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.quantizations import CATALOGUE, NATIVE
 from knotctl.core.cluster.registry import NodeRow, Registry
-from knotctl.core.cluster.routes import Route, Server, Stop, choose_route
-from knotctl.core.errors import KnotctlError, RequestError
-from knotctl.services.head_calls import HeadCalls, HeadLost
+from knotctl.core.cluster.routes import Route, Server, Stop, choose_route, edges_of
+from knotctl.core.errors import KnotctlError, RequestError, printable
+from knotctl.services.head_calls import HeadCalls, HeadLost, RouteFailed
 
-# A node that failed is passed over for so long, doubled each time in a row up to the most.
+log = logging.getLogger("knotctl.tracker")
+
+# A node that failed is passed over for so long, doubled each time in a row up to the most; a way between two, longer.
 _FIRST_BAN, _MOST_BAN = 1.0, 30.0
-_EDGE_BAN = 60.0
+_MOST_EDGE_BAN = 120.0
+# How long a request that nobody can serve now waits for a route, and between looks.
+_WAIT_SECONDS, _LOOK_SECONDS = 10.0, 0.25
 # Routes that are tried for one request.
 _TRIES = 8
 _PROBE_TOKENS = 2
 _PROBE_SECONDS = 30.0
+# How a node failed where it was the way to it that did; all else it said itself, and so was reached.
+_ON_THE_WAY = frozenset(("unreachable", "timeout", "closed-early", "closed-midway", "hung"))
 
 
 class Dispatch:
@@ -44,12 +51,12 @@ class Dispatch:
         self._known = frozenset((*CATALOGUE, *model.quantizations, NATIVE))
         self._hop = policy.hop(model.hidden_size)
         self._banned: dict[str, tuple[float, int]] = {}  # node -> until, failures in a row
-        self._broken: dict[tuple[str, str], float] = {}
+        self._broken: dict[tuple[str, str], tuple[float, int]] = {}
         self._load: Counter[str] = Counter()
         # Routes that passed, by nodes, their starts and layers; and the nodes that were on one.
         self._proved: set[tuple[tuple[str, str, str], ...]] = set()
         self._trusted: set[tuple[str, str]] = set()
-        self._proving = asyncio.Lock()
+        self._proving: dict[tuple[tuple[str, str, str], ...], asyncio.Lock] = {}
         self.wrong: list[str] = []  # nodes that answered otherwise, to be quarantined
 
     @property
@@ -59,12 +66,14 @@ class Dispatch:
 
     async def choose(self, *, head: str | None = None, avoid: Collection[str] = ()) -> Route:
         """Return a proved route. Raises: RequestError no-route (503)."""
-        for _ in range(_TRIES):
+        for n in range(_TRIES):
             route = await self._find(head, avoid)
             if route is None:
                 break
             if await self._prove(route):
                 return route
+            # A node that is being told to load and drop may be itself again in a moment.
+            await asyncio.sleep(min(1.0, 0.05 * (2**n - 1)))
         raise RequestError(
             "no-route", f"model {self._model.name}: not every layer has a node that answers", status=503,
             hint="retry later",
@@ -83,9 +92,8 @@ class Dispatch:
         return True
 
     @contextmanager
-    def passing(self, route: Route) -> Iterator[None]:
+    def passing(self, nodes: Sequence[str]) -> Iterator[None]:
         """Count a stream on the nodes of its route."""
-        nodes = [s.node_id for s in route]
         self._load.update(nodes)
         try:
             yield
@@ -97,21 +105,54 @@ class Dispatch:
 
         Raises: RequestError: the request's own fault, or no-route.
         """
-        lost: HeadLost | None = None
+        lost: HeadLost | RouteFailed | None = None
         for _ in range(_TRIES):
-            route = await self.choose()
+            route = await self._awaited()
             try:
                 return route, *await self.calls.prepare(route, chat, body)
             except HeadLost as e:
                 lost = e
                 await self.lost(route[0])
+            except RouteFailed as e:
+                lost = e
+                await self.blame([(s.node_id, s.url) for s in route], e.failed)
         assert lost is not None
         raise RequestError("no-route", lost.message, status=503, hint="retry later")
+
+    async def _awaited(self) -> Route:
+        """Return a proved route, waiting a while for one: layers that move from node to node are soon there again."""
+        end = time.monotonic() + _WAIT_SECONDS
+        while True:
+            try:
+                return await self.choose()
+            except RequestError:
+                if time.monotonic() > end:
+                    raise
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def lost(self, head: Stop) -> None:
         """Pass over a head that did not do its part, and have it looked for."""
         self.failed(head.node_id)
         await self._on_lost(head.node_id, head.url)
+
+    async def blame(self, nodes: Sequence[tuple[str, str]], failed: Mapping[str, str]) -> set[str]:
+        """Take note of who failed a route, given as ids and URLs in order; return those that do not answer here either.
+
+        Units: failed are URLs, each with how.
+        """
+        gone = set()
+        for i, (node_id, url) in enumerate(nodes):
+            if url not in failed:
+                continue
+            log.warning("%s: failed a route: %s", node_id, printable(failed[url], 60))
+            self.failed(node_id)
+            if not await self.calls.is_alive(url):
+                gone.add(node_id)
+                await self._on_lost(node_id, url)
+            elif i and (failed[url] in _ON_THE_WAY or failed[url].startswith("bad-")):
+                log.warning("%s cannot reach %s", nodes[i - 1][0], node_id)
+                self.edge_failed(nodes[i - 1][0], node_id)
+        return gone
 
     def failed(self, node_id: str) -> None:
         """Pass over a node that failed, longer each time."""
@@ -122,10 +163,13 @@ class Dispatch:
         """Note that the nodes of a route did their work."""
         for stop in route:
             self._banned.pop(stop.node_id, None)
+        for edge in edges_of(route):
+            self._broken.pop(edge, None)
 
     def edge_failed(self, a: str, b: str) -> None:
         """Pass over the way from one node to another, both of which are there."""
-        self._broken[a, b] = time.monotonic() + _EDGE_BAN
+        failures = self._broken.get((a, b), (0.0, 0))[1] + 1
+        self._broken[a, b] = time.monotonic() + min(_MOST_EDGE_BAN, _FIRST_BAN * 2**failures), failures
 
     async def node_at(self, url: str) -> NodeRow | None:
         """Return the node that is reached at a URL."""
@@ -136,7 +180,7 @@ class Dispatch:
         rows = await asyncio.to_thread(self._registry.nodes)
         now = time.monotonic()
         servers = [s for row in rows if (s := self._server(row)) is not None]
-        broken = {edge for edge, until in self._broken.items() if until > now}
+        broken = {edge for edge, (until, _) in self._broken.items() if until > now}
         banned = {i for i, (until, _) in self._banned.items() if until > now}
         for passed_over in ({*banned, *avoid}, set(avoid)):
             # Where all are banned the fault may be ours, and none is left out.
@@ -158,18 +202,20 @@ class Dispatch:
         key = tuple((s.node_id, s.boot, str(s.span)) for s in route)
         if key in self._proved:
             return True
-        async with self._proving:
+        async with self._proving.setdefault(key, asyncio.Lock()):
             if key in self._proved:
                 return True
             try:
                 answer = await self.calls.probe(route, _PROBE_TOKENS, _PROBE_SECONDS)
-            except HeadLost:
+            except RouteFailed as e:
+                await self.blame([(s.node_id, s.url) for s in route], e.failed)
+                return False
+            except KnotctlError as e:
+                log.warning("%s: probe: %s", route[0].node_id, e.message)
                 await self.lost(route[0])
                 return False
-            except KnotctlError:
-                # A node of it failed the head, which has said so; what remains is tried without the route's tail.
-                self.failed(route[-1].node_id if len(route) > 1 else route[0].node_id)
-                return False
+            finally:
+                self._proving.pop(key, None)
             if answer != await asyncio.to_thread(self._registry.known_answer, answer):
                 new = [s.node_id for s in route if (s.node_id, s.boot) not in self._trusted]
                 for node_id in new or [s.node_id for s in route]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,20 +19,17 @@ from knotctl.core.cluster.accounts import Accounts
 from knotctl.core.cluster.ledger import Ledger
 from knotctl.core.cluster.store import Database
 from knotctl.core.cluster.usage import usage_rows
-from knotctl.core.errors import Cancelled, KnotctlError, RequestError, printable
+from knotctl.core.errors import RequestError, printable
 from knotctl.services.access import Access
 from knotctl.services.billing import Bill, fingerprint_of, request_key
 from knotctl.services.dispatch import Dispatch
 from knotctl.services.flights import Flights
-from knotctl.services.openai_events import DONE, PING, ReplyFormat, event, usage
-from knotctl.services.openai_schema import GenerationRequest, parse_body, parse_chat, parse_completion
+from knotctl.services.openai_events import ReplyFormat, usage
+from knotctl.services.openai_reply import send_stream
+from knotctl.services.openai_schema import parse_body, parse_chat, parse_completion
 from knotctl.services.relay import Call, Relay
-from knotctl.services.replies import JsonReply, error_document
+from knotctl.services.replies import JsonReply
 from knotctl.services.tracker_metrics import TrackerMetrics
-
-# As of the head that serves one model by itself.
-PING_SECONDS = 15.0
-SEND_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +127,13 @@ class _Completions:
         gateway.check_model(wanted.model)
         key = request_key(request.headers, request.state.request_id)
         bill = Bill(gateway.ledger, account, key)
+        living: asyncio.Task[None] | None = None
         # Drawn once, so that every head that works on the request draws the same tokens.
         fixed = body | {"seed": wanted.params.seed}
         route, prompt, most = await gateway.dispatch.prepared(self._chat, fixed)
         try:
             await bill.reserve(gateway.model.name, len(prompt), most, fingerprint_of(scope["path"], body))
+            living = asyncio.create_task(bill.live())
             call = Call(self._chat, fixed, prompt, most)
             flights, recovered = gateway.flights, gateway.metrics.recovered
             async with Relay(gateway.dispatch, route, call, bill, flights, receive, recovered) as relay:
@@ -141,46 +141,21 @@ class _Completions:
                     self._chat, gateway.model.name, gateway.model.knot_id, wanted.logprobs is not None
                 )  # fmt: skip
                 if wanted.stream:
-                    await _stream(relay, form, wanted, bill, scope, send)
+
+                    async def close() -> dict[str, Any]:
+                        await bill.close()
+                        return {}
+
+                    await send_stream(relay, form, scope, send, with_usage=wanted.include_usage, at_end=close)
                 else:
-                    deltas = [d async for d in relay.deltas() if d is not None]
+                    deltas = [d async for d in relay.deltas(delivered=False) if d is not None]
                     # Before the reply is whole: whoever has all of it was charged for it.
                     await bill.close()
                     document = form.whole(deltas, relay.finish_reason, usage(relay.n_prompt, relay.n_tokens))
                     await JsonReply(document)(scope, receive, send)
         finally:
+            if living is not None:
+                living.cancel()
             await asyncio.shield(bill.close())
             if bill.n_tokens:
                 gateway.metrics.generated(len(prompt), bill.n_tokens)
-
-
-async def _stream(
-    relay: Relay, form: ReplyFormat, wanted: GenerationRequest, bill: Bill, scope: Scope, send: Send
-) -> None:
-    async def write(data: bytes, more: bool = True) -> None:
-        try:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise Cancelled("cancelled", "the client reads nothing") from None
-
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    # nginx would hold the pieces back
-    headers.append((b"x-accel-buffering", b"no"))
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    if opening := form.opening():
-        await write(event(opening))
-    try:
-        async for delta in relay.deltas(PING_SECONDS):
-            await write(PING if delta is None else event(form.piece(delta)))
-    except Cancelled:
-        raise
-    except KnotctlError as e:
-        # Without [DONE]: clients must not take what came for all of it.
-        await write(event(error_document(scope["path"], e)), more=False)
-        return
-    await bill.close()
-    await write(event(form.closing(relay.finish_reason)))
-    if wanted.include_usage:
-        await write(event(form.total(usage(relay.n_prompt, relay.n_tokens))))
-    await write(DONE, more=False)

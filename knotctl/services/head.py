@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,21 +19,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from knotctl.core.engine.session import Engine
 from knotctl.core.engine.stream import Stream
-from knotctl.core.errors import Cancelled, KnotctlError, RequestError, printable
+from knotctl.core.errors import KnotctlError, RequestError, printable
 from knotctl.core.tokens.sampler import SamplingParams
 from knotctl.services.dashboard import PUBLIC_PATHS, dashboard_routes, server_section
 from knotctl.services.edge import Edge, EdgeConfig
 from knotctl.services.generation import Generation, prompt_ids
 from knotctl.services.head_status import engine_sections
 from knotctl.services.metrics import CONTENT_TYPE, Metrics
-from knotctl.services.openai_events import DONE, PING, ReplyFormat, event, usage
-from knotctl.services.openai_schema import GenerationRequest, parse_body, parse_chat, parse_completion
-from knotctl.services.replies import JsonReply, error_document
-
-# Well below the minute after which common proxies take a silent connection for dead.
-PING_SECONDS = 15.0
-# A client that reads nothing for so long has left, whatever its kernel says.
-SEND_SECONDS = 60.0
+from knotctl.services.openai_events import ReplyFormat, usage
+from knotctl.services.openai_reply import send_stream
+from knotctl.services.openai_schema import parse_body, parse_chat, parse_completion
+from knotctl.services.replies import JsonReply
 
 
 class Head:
@@ -186,7 +183,11 @@ class _Completions:
             raise
         async with started as generation:
             if wanted.stream:
-                await _stream(generation, form, wanted, scope, send)
+
+                async def degraded() -> dict[str, Any]:
+                    return _degraded(generation)
+
+                await send_stream(generation, form, scope, send, with_usage=wanted.include_usage, at_end=degraded)
                 return
             deltas = [delta async for delta in generation.deltas() if delta is not None]
             used = usage(generation.n_prompt, generation.n_tokens)
@@ -197,38 +198,6 @@ class _Completions:
             await JsonReply(document, headers=headers)(scope, receive, send)
 
 
-async def _stream(
-    generation: Generation, form: ReplyFormat, wanted: GenerationRequest, scope: Scope, send: Send
-) -> None:
-    async def write(data: bytes, more: bool = True) -> None:
-        try:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise Cancelled("cancelled", "the client reads nothing") from None
-
-    headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-    # nginx would hold the pieces back
-    headers["x-accel-buffering"] = "no"
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": raw})
-    if opening := form.opening():
-        await write(event(opening))
-    try:
-        async for delta in generation.deltas(PING_SECONDS):
-            await write(PING if delta is None else event(form.piece(delta)))
-    except Cancelled:
-        raise
-    except KnotctlError as e:
-        # Without [DONE]: clients must not take what came for all of it.
-        await write(event(error_document(scope["path"], e)), more=False)
-        return
-    await write(event(form.closing(generation.finish_reason) | _degraded(generation)))
-    if wanted.include_usage:
-        await write(event(form.total(usage(generation.n_prompt, generation.n_tokens))))
-    await write(DONE, more=False)
-
-
-def _degraded(generation: Generation) -> dict[str, object]:
+def _degraded(generation: Generation) -> dict[str, Any]:
     """Return what a reply says of positions computed from zeros: nothing where there are none."""
     return {"knot_zeroed": generation.zeroed} if generation.zeroed else {}

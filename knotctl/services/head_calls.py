@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -32,6 +33,19 @@ class HeadLost(KnotctlError):
         self.crash = crash
 
 
+class RouteFailed(KnotctlError):
+    """A head did its part, and nodes behind it did not: `failed` are their URLs, each with how.
+
+    `crashes` are the nodes that died over the stream since its last token.
+    """
+
+    http_status = 503
+
+    def __init__(self, message: str, failed: Mapping[str, str], crashes: int = 0) -> None:
+        super().__init__("route-failed", message, hint="retry later")
+        self.failed, self.crashes = failed, crashes
+
+
 class HeadCalls:
     """Calls to the workers of one cluster."""
 
@@ -48,7 +62,10 @@ class HeadCalls:
         await self._client.aclose()
 
     async def prepare(self, route: Route, chat: bool, body: Mapping[str, Any]) -> tuple[list[int], int]:
-        """Return a request's prompt and the most tokens that it may generate. Raises: RequestError; HeadLost."""
+        """Return a request's prompt and the most tokens that it may generate.
+
+        Raises: RequestError; HeadLost, RouteFailed.
+        """
         document = {"chat": chat, "body": body, "route": [s.to_json() for s in route]}
         try:
             reply = await self._client.post(f"{route[0].url}/prepare", json=document, timeout=_PREPARE_SECONDS)
@@ -61,12 +78,16 @@ class HeadCalls:
 
     async def lines(
         self, route: Route, chat: bool, body: Mapping[str, Any], prompt: Sequence[int], most: int,
-        steps: Sequence[Any] = (), *, ignore_stop: bool = False,
+        steps: Sequence[Any] = (), *, crashes: int = 0, probe: bool = False,
     ) -> AsyncIterator[dict[str, Any]]:  # fmt: skip
-        """Yield what the head of a route says of a stream, to its `finish`. Raises: RequestError; HeadLost."""
+        """Yield what the head of a route says of a stream, to its `finish`.
+
+        `crashes` are the nodes that died over it at this place. A `probe` ends with the route that it is for.
+        Raises: RequestError; HeadLost, RouteFailed.
+        """
         document = {
             "chat": chat, "body": body, "route": [s.to_json() for s in route], "prompt": list(prompt),
-            "max_tokens": most, "steps": list(steps), "ignore_stop": ignore_stop,
+            "max_tokens": most, "steps": list(steps), "crashes": crashes, "probe": probe,
         }  # fmt: skip
         try:
             async with self._client.stream("POST", f"{route[0].url}/generate", json=document) as reply:
@@ -86,11 +107,18 @@ class HeadCalls:
         raise HeadLost(f"{route[0].url}: the stream broke off")
 
     async def probe(self, route: Route, tokens: int, seconds: float) -> str:
-        """Return what a route answers to the probe: the first tokens behind the lowest ids."""
+        """Return what a route answers to the probe: the first tokens behind the lowest ids.
+
+        Raises: as `lines`; HeadLost where it takes longer.
+        """
         body = {"model": "probe", "prompt": [0, 1, 2], "temperature": 0, "seed": 0}
         answer: list[int] = []
-        async for said in self.lines(route, False, body, [0, 1, 2], tokens, ignore_stop=True):
-            answer += [step[0] for step in said.get("steps", ())]
+        try:
+            async with asyncio.timeout(seconds):
+                async for said in self.lines(route, False, body, [0, 1, 2], tokens, probe=True):
+                    answer += [step[0] for step in said.get("steps", ())]
+        except TimeoutError:
+            raise HeadLost(f"{route[0].url}: the probe was not answered for {seconds:g} seconds") from None
         return json.dumps(answer)
 
     async def is_alive(self, url: str) -> bool:
@@ -109,7 +137,12 @@ class HeadCalls:
 
 def _refusal(content: bytes) -> KnotctlError:
     try:
-        error = parse_error(json.loads(content))
+        document = json.loads(content)
+        error = parse_error(document)
     except ValueError:
         return HeadLost("a head answered with what is no error document")
+    match document:
+        case {"failed": {**failed}}:
+            named = {str(url): str(how) for url, how in failed.items()}
+            return RouteFailed(error.message, named, int(document.get("crashes", 0)))
     return HeadLost(error.message) if error.code in _ELSEWHERE else error

@@ -9,17 +9,18 @@ import asyncio
 import contextlib
 import ssl
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from knotctl.core.engine.route import Hop, Reroute, RouteStages, parse_route
+from knotctl.core.engine.hop import RemoteError
+from knotctl.core.engine.route import Hop, Reroute, RouteEnded, RouteStages, parse_route
 from knotctl.core.engine.session import Engine, EngineSpec, context_exceeded
-from knotctl.core.engine.stream import Step
+from knotctl.core.engine.stream import Step, Stream
 from knotctl.core.errors import KnotctlError, RequestError, UsageError, as_error
 from knotctl.core.knot.reader import Knot
 from knotctl.core.model.embed import Shard
@@ -27,6 +28,7 @@ from knotctl.core.source.cache_counts import CacheCounts
 from knotctl.core.spans import VocabSpan
 from knotctl.core.strict_json import parse_json_object
 from knotctl.core.tokens.chat import encode_chat
+from knotctl.core.tokens.tokenizer import load_tokenizer
 from knotctl.services.node import until_left
 from knotctl.services.openai_schema import GenerationRequest, parse_chat, parse_completion
 from knotctl.services.relayed import BEAT_SECONDS, LINES_TYPE, delta_json, error_json, line, parse_steps, step_json
@@ -39,21 +41,30 @@ _Item = tuple[Step | None, int]
 MAX_IDLE = 4
 
 
-class _LentKnot(Knot):
-    """A knot of somebody else: engines come and go over it, and its tokenizer is read once."""
+class _Line:
+    """The engine of one route, opened by whoever comes first. `users` is its owner's to keep, under its lock."""
 
-    def __init__(self, knot: Knot) -> None:
-        super().__init__(knot.header, knot.source)
-        self._keys: dict[str, Any] | None = None
+    def __init__(self, hops: tuple[Hop, ...], opened: Callable[[], Engine]) -> None:
+        self.hops, self.users = hops, 0
+        self._opened, self._lock = opened, threading.Lock()
+        self._engine: Engine | None = None
 
-    def tokenizer_keys(self) -> dict[str, Any]:
-        """Return the tokenizer's keys."""
-        if self._keys is None:
-            self._keys = super().tokenizer_keys()
-        return self._keys
+    def engine(self) -> Engine:
+        """Return the engine. Raises: what keeps the route from being used."""
+        with self._lock:
+            self._engine = self._engine or self._opened()
+            return self._engine
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it left its route behind, and is another route's by now."""
+        return self._engine is not None and getattr(self._engine.stages, "hops", self.hops) != self.hops
 
     def close(self) -> None:
-        """Leave it to its owner."""
+        """Close the engine, where there is one."""
+        with self._lock:
+            if self._engine is not None:
+                self._engine.close()
 
 
 class HeadWork:
@@ -63,13 +74,13 @@ class HeadWork:
         self, knot: Knot, reroute: Reroute, *, context: int, token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:  # fmt: skip
-        self.knot = _LentKnot(knot)
+        self.knot = knot
+        self._tokenizer = load_tokenizer(knot.tokenizer_keys())
         self._shard = Shard(knot, VocabSpan(0, knot.header.config.vocab_size))
         self._reroute, self._token, self._tls = reroute, token, tls
         self._spec = EngineSpec(context=context)
-        # by the route that an engine was opened for, those used last at the end
-        self._engines: dict[tuple[Hop, ...], Engine] = {}
-        self._used: dict[int, int] = {}
+        # by the route that they are for, those used last at the end
+        self._lines: dict[tuple[Hop, ...], _Line] = {}
         self._lock = threading.Lock()
         self.draining = False
         self.routes = [
@@ -78,28 +89,38 @@ class HeadWork:
         ]
 
     @contextlib.contextmanager
-    def engine(self, hops: tuple[Hop, ...]) -> Any:
-        """Yield the engine of a route; it stays open for as long. Raises: what keeps a route from being used."""
+    def engine(self, hops: tuple[Hop, ...]) -> Iterator[Engine]:
+        """Yield the engine of a route; it stays open for as long. Raises: what keeps the route from being used."""
         with self._lock:
-            engine = self._engines.pop(hops, None)
-            # one that has left its route behind is another route's by now
-            if engine is not None and getattr(engine.stages, "hops", hops) != hops:
-                self._retire(engine)
-                engine = None
-            if engine is None:
-                engine = self._open(hops)
-            self._engines[hops] = engine
-            self._used[id(engine)] = self._used.get(id(engine), 0) + 1
+            line = self._lines.pop(hops, None)
+            if line is None or line.has_moved:
+                self._retire(line)
+                line = _Line(hops, lambda: self._open(hops, self._reroute))
+            self._lines[hops] = line
+            line.users += 1
+        try:
+            yield line.engine()
+        finally:
+            with self._lock:
+                line.users -= 1
+                idle = [h for h, one in self._lines.items() if not one.users]
+                for old in idle[: max(0, len(idle) - MAX_IDLE)]:
+                    self._retire(self._lines.pop(old))
+                if self._lines.get(hops) is not line:
+                    self._retire(line)
+
+    @contextlib.contextmanager
+    def proving(self, hops: tuple[Hop, ...]) -> Iterator[Engine]:
+        """Yield an engine of its own for a route, whose streams end with it: no other route is asked for."""
+
+        def end(_: tuple[Hop, ...], failed: Mapping[str, str]) -> NoReturn:
+            raise RouteEnded("the route that is to be proved is lost", failed)
+
+        engine = self._open(hops, end)
         try:
             yield engine
         finally:
-            with self._lock:
-                self._used[id(engine)] -= 1
-                idle = [h for h, e in self._engines.items() if not self._used.get(id(e))]
-                for old in idle[: max(0, len(idle) - MAX_IDLE)]:
-                    self._retire(self._engines.pop(old))
-                if engine not in self._engines.values():
-                    self._retire(engine)
+            engine.close()
 
     def caches(self) -> list[CacheCounts]:
         """Return the cache levels of the rows that streams begin with."""
@@ -112,23 +133,22 @@ class HeadWork:
     def close(self) -> None:
         """Close every engine."""
         with self._lock:
-            for engine in self._engines.values():
-                engine.close()
-            self._engines.clear()
+            for line in self._lines.values():
+                line.close()
+            self._lines.clear()
 
-    def _open(self, hops: tuple[Hop, ...]) -> Engine:
-        stages = RouteStages(self.knot, self._shard, hops, self._reroute, token=self._token, tls=self._tls)
+    def _open(self, hops: tuple[Hop, ...], reroute: Reroute) -> Engine:
+        stages = RouteStages(self.knot, self._shard, hops, reroute, token=self._token, tls=self._tls)
         try:
-            return Engine(self.knot, self._spec, stages)
+            return Engine(self.knot, self._spec, stages, tokenizer=self._tokenizer, owns_knot=False)
         except BaseException:
             stages.close()
             raise
 
-    def _retire(self, engine: Engine) -> None:
-        """Close an engine once nobody uses it; the lock is held."""
-        if not self._used.get(id(engine)):
-            self._used.pop(id(engine), None)
-            threading.Thread(target=engine.close, name="knotctl-retire", daemon=True).start()
+    def _retire(self, line: _Line | None) -> None:
+        """Close an engine that is no route's any more, once nobody uses it; the lock is held."""
+        if line is not None and not line.users:
+            threading.Thread(target=line.close, name="knotctl-retire", daemon=True).start()
 
     def parse(self, document: dict[str, Any]) -> tuple[GenerationRequest, tuple[Hop, ...]]:
         """Return the request and the route of a call. Raises: RequestError, UsageError."""
@@ -172,18 +192,23 @@ class _Generate:
         document = _object(await request.body())
         try:
             wanted, hops = self._work.parse(document)
-            ids, steps = document.get("prompt"), parse_steps(document.get("steps", []))
-            most = document.get("max_tokens")
-            if not isinstance(ids, list) or not isinstance(most, int) or most < len(steps):
-                raise UsageError("usage", "request: expected prompt and max_tokens, no fewer than the steps")
+            steps = parse_steps(document.get("steps", []))
+            match document:
+                case {"prompt": list(ids), "max_tokens": int(most)} if most >= len(steps):
+                    pass
+                case _:
+                    raise UsageError("usage", "request: expected prompt and max_tokens, no fewer than the steps")
+            crashes = max(0, int(document.get("crashes", 0)))
             opening = contextlib.ExitStack()
-            engine = await asyncio.to_thread(opening.enter_context, self._work.engine(hops))
+            is_probe = bool(document.get("probe"))
+            lent = self._work.proving(hops) if is_probe else self._work.engine(hops)
+            engine = await asyncio.to_thread(opening.enter_context, lent)
         except KnotctlError as e:
             await _refusal(e)(scope, receive, send)
             return
         told = _Told(engine, wanted, send, lambda: self._work.draining)
         try:
-            await told.run(request, ids, steps, most, ignore_stop=bool(document.get("ignore_stop")))
+            await told.run(request, ids, steps, most, crashes=crashes, ignore_stop=is_probe)
         finally:
             await asyncio.to_thread(opening.close)
 
@@ -198,7 +223,9 @@ class _Told:
         self._assembler = TextAssembler(engine.tokenizer, wanted.stops)
         self._version = 0
 
-    async def run(self, request: Request, ids: list[int], steps: list[Step], most: int, *, ignore_stop: bool) -> None:
+    async def run(
+        self, request: Request, ids: list[int], steps: list[Step], most: int, *, crashes: int, ignore_stop: bool
+    ) -> None:
         """Tell the stream behind the steps that were told before, by another head."""
         for step in steps:
             self._assembler.push(step)
@@ -208,7 +235,7 @@ class _Told:
         history = [*ids, *(s.token for s in steps)]
         stream = self._engine.submit(
             history, self._wanted.params, most - len(steps), ignore_stop=ignore_stop,
-            notify=lambda step: self._notify(step, stages.version),
+            crashes=crashes, notify=lambda step: self._notify(step, stages.version),
         )  # fmt: skip
         headers = [(b"content-type", LINES_TYPE.encode())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -221,15 +248,15 @@ class _Told:
                 try:
                     item: _Item = await asyncio.wait_for(self._queue.get(), BEAT_SECONDS)
                 except TimeoutError:
-                    await self._write({})
+                    await self._write({"crashes": stream.crashes} if stream.crashes else {})
                     continue
                 new, version = item
                 if version != self._version:
                     self._version = version
                     route = [{"node_id": h.node_id, "layers": [h.span.start, h.span.end]} for h in stages.hops]
-                    await self._write({"route": route, "crashes": stages.crashes})
+                    await self._write({"route": route})
                 if new is None:
-                    await self._write(self._end(stream.error, stream.finish_reason or "stop"), more=False)
+                    await self._write(self._end(stream), more=False)
                     return
                 delta = self._assembler.push(new)
                 await self._write({"steps": [step_json(new)]} | delta_json(delta))
@@ -240,9 +267,10 @@ class _Told:
             stream.cancel()
             leaving.cancel()
 
-    def _end(self, error: KnotctlError | None, reason: str) -> dict[str, Any]:
-        if error is not None:
-            return error_json(error)
+    def _end(self, stream: Stream) -> dict[str, Any]:
+        reason = stream.finish_reason or "stop"
+        if stream.error is not None:
+            return _failure(stream.error) | {"crashes": stream.crashes}
         if reason == "cancelled":
             return error_json(_shutting_down())
         rest: Delta = self._assembler.finish()
@@ -276,6 +304,16 @@ def _object(body: bytes) -> dict[str, Any]:
     return parse_json_object(body, lambda code, what: UsageError(code, f"request: {what}"))
 
 
-def _refusal(error: KnotctlError) -> JsonReply:
+def _failure(error: KnotctlError) -> dict[str, Any]:
+    """Return the document of an error, and which node failed, where it was one of the route."""
     document = error_json(as_error(error))
+    if isinstance(error, RouteEnded):
+        document["failed"] = error.failed
+    elif isinstance(error, RemoteError):
+        document["failed"] = {error.url: error.code}
+    return document
+
+
+def _refusal(error: KnotctlError) -> JsonReply:
+    document = _failure(error)
     return JsonReply(document, document["error"]["status"])

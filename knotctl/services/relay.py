@@ -7,6 +7,7 @@ other head goes on with the very next token. Use it as `Generation` is used.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from knotctl.core.errors import Cancelled, KnotctlError, RequestError
 from knotctl.services.billing import Bill
 from knotctl.services.dispatch import Dispatch
 from knotctl.services.flights import Flights
-from knotctl.services.head_calls import HeadLost
+from knotctl.services.head_calls import HeadLost, RouteFailed
 from knotctl.services.relayed import parse_delta
 from knotctl.services.text import Delta
 
@@ -84,8 +85,10 @@ class Relay:
         assert self._finish_reason is not None
         return self._finish_reason
 
-    async def deltas(self, idle_seconds: float | None = None) -> AsyncIterator[Delta | None]:
+    async def deltas(self, idle_seconds: float | None = None, *, delivered: bool = True) -> AsyncIterator[Delta | None]:
         """Yield the pieces of the reply, each recorded before; None each time that so long passed without one.
+
+        Where they are not `delivered` as they come, none is recorded: a reply that is lost half made costs nothing.
 
         Raises: Cancelled when the client has left, and what ended the generation if it failed.
         """
@@ -106,7 +109,7 @@ class Relay:
                 self.n_tokens += item.n_steps
                 self._bill.generated(item.n_steps)
                 self._flight.generated(item.n_steps)
-            if self.n_tokens > had:
+            if delivered and self.n_tokens > had:
                 await self._bill.record()
             for item in news:
                 if item.error is not None:
@@ -126,32 +129,42 @@ class Relay:
 
     async def _follow_heads(self) -> None:
         steps: list[Any] = []
-        crashes, pause = 0, _PAUSE
+        crashes, pause = 0, _PAUSE  # nodes that died over it, stations too, since its last token
         since = time.monotonic()
         while True:
             route = self._route
             call = self._call
             try:
-                with self._dispatch.passing(route):
+                with contextlib.ExitStack() as passing:
+                    passing.enter_context(self._dispatch.passing([s.node_id for s in route]))
                     self._news.put_nowait(_News(route=[(s.node_id, len(s.span)) for s in route]))
                     calls = self._dispatch.calls
                     async for said in calls.lines(
-                        route, call.chat, call.body, call.prompt, call.max_tokens, list(steps)
+                        route, call.chat, call.body, call.prompt, call.max_tokens, list(steps), crashes=crashes
                     ):
                         new = said.get("steps", [])
                         steps += new
+                        crashes = 0 if new else said.get("crashes", crashes)
                         if new:
                             since, pause = time.monotonic(), _PAUSE
-                        self._news.put_nowait(_news_of(said, len(new)))
+                        news = _news_of(said, len(new))
+                        if news.route is not None:
+                            passing.close()
+                            passing.enter_context(self._dispatch.passing([node_id for node_id, _ in news.route]))
+                        self._news.put_nowait(news)
                 self._dispatch.worked(route)
                 return
-            except HeadLost as e:
+            except (HeadLost, RouteFailed) as e:
                 self._on_recovery()
                 self._flight.passes(())
-                await self._dispatch.lost(route[0])
-                crashes += e.crash
+                if isinstance(e, HeadLost):
+                    await self._dispatch.lost(route[0])
+                    crashes += e.crash
+                else:
+                    await self._dispatch.blame([(s.node_id, s.url) for s in route], e.failed)
+                    crashes = max(crashes, e.crashes)
                 if crashes >= MAX_CRASHES:
-                    what = f"the heads that worked on this request died, {crashes} of them: {e.message}"
+                    what = f"the nodes that worked on this request died, {crashes} of them: {e.message}"
                     raise KnotctlError("poison-request", what) from e
                 if time.monotonic() - since > PATIENCE_SECONDS:
                     raise RequestError("no-route", e.message, status=503, hint="retry later") from e

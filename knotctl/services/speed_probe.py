@@ -19,11 +19,10 @@ from knotctl.core.wire.frame import Frame, Segment, encode_frame
 from knotctl.core.wire.layout import Kind
 
 PROBE_TOKENS = 16
-_SECONDS = 60.0
 _WAYS = 3
 
 
-def measure(peer: Peer, model: ModelLayers, knot_id: str, span: LayerSpan) -> SpeedSample:
+def measure(peer: Peer, model: ModelLayers, knot_id: str, span: LayerSpan, seconds: float) -> SpeedSample:
     """Return so many tokens of the whole model in the time that it would take at the rate of these layers.
 
     Raises: RemoteError, TransportError.
@@ -31,7 +30,7 @@ def measure(peer: Peer, model: ModelLayers, knot_id: str, span: LayerSpan) -> Sp
     ways = []
     for _ in range(_WAYS):
         started = time.perf_counter()
-        peer.call("GET", "/livez", seconds=_SECONDS)
+        peer.call("GET", "/livez", seconds=seconds)
         ways.append(time.perf_counter() - started)
     session = secrets.token_bytes(16)
     x = np.random.default_rng(0).standard_normal((PROBE_TOKENS, model.hidden_size), np.float32)
@@ -40,9 +39,9 @@ def measure(peer: Peer, model: ModelLayers, knot_id: str, span: LayerSpan) -> Sp
     body = encode_frame(Frame(Kind.HIDDEN, bytes.fromhex(knot_id), segments, x, meta))
     try:
         started = time.perf_counter()
-        send_frame(peer, "/forward", body, seconds=_SECONDS)
+        send_frame(peer, "/forward", body, seconds=seconds)
         taken = time.perf_counter() - started - min(ways)
     finally:
-        peer.call("DELETE", f"/sessions/{session.hex()}", seconds=_SECONDS)
+        peer.call("DELETE", f"/sessions/{session.hex()}", seconds=seconds)
     share = (model.work[span.end] - model.work[span.start]) / model.total_work
     return SpeedSample(PROBE_TOKENS, max(1, round(max(taken, 1e-6) / share * 1e6)))

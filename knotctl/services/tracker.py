@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -24,11 +24,11 @@ from knotctl.core.cluster.figures import figures_of
 from knotctl.core.cluster.fleet import Beat, Fleet
 from knotctl.core.cluster.forfeits import slash
 from knotctl.core.cluster.layers import ModelLayers
-from knotctl.core.cluster.registry import Registry
-from knotctl.core.cluster.slashing import Evidence
+from knotctl.core.cluster.registry import NodeRow, Registry
+from knotctl.core.cluster.slashing import Evidence, SpeedSample
 from knotctl.core.cluster.store import Database
 from knotctl.core.cluster.sweeper import Sweeper
-from knotctl.core.errors import KnotctlError, UsageError, as_error
+from knotctl.core.errors import KnotctlError, RequestError, UsageError, as_error
 from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan
 from knotctl.core.strict_json import parse_json_object
@@ -50,6 +50,8 @@ T = TypeVar("T")
 
 _PASS_SECONDS = 10.0
 _SWEEP_SECONDS = 5.0
+# Measurements may take so long: those that are due, and those that a stream waits for.
+_MEASURE_SECONDS, _SLOW_SECONDS = 60.0, 5.0
 
 
 class Tracker:
@@ -142,9 +144,7 @@ class Tracker:
             name = row.document.get("benchmark_model")
             if row.held and row.quarantine is None and name in (None, self.model.name):
                 with contextlib.suppress(KnotctlError):
-                    sample = await asyncio.to_thread(
-                        measure, self._lead.peer(row.url), self.model, self.served.knot_id, row.held[0]
-                    )
+                    sample = await self._measured(row, _MEASURE_SECONDS)
                     node_id = row.node_id
                     evidence = await self._lead.with_fleet(lambda f, i=node_id, s=sample: f.measured(i, s))  # type: ignore[misc]
                     if evidence is not None:
@@ -191,7 +191,7 @@ class Tracker:
         figures = None if said is None else figures_of(said)
         beat = Beat(str(document.get("boot", "")), self._spans(document.get("layers", [])), answers, figures)
         node_id = request.path_params["node_id"]
-        told = await self._lead.with_fleet(lambda f: f.heartbeat(node_id, beat))
+        told, why = await self._lead.with_fleet(lambda f: (f.heartbeat(node_id, beat), f.why(node_id)))
         directives = [
             {
                 "epoch": d.epoch, "kind": str(d.order.kind), "layers": [d.order.span.start, d.order.span.end],
@@ -199,7 +199,7 @@ class Tracker:
             }
             for d in told
         ]  # fmt: skip
-        return JsonReply({"directives": directives, "interval_s": self.spec.heartbeat_s})
+        return JsonReply({"directives": directives, "interval_s": self.spec.heartbeat_s, "why": why})
 
     async def _confirm(self, request: Request) -> Response:
         """Say whether a node may still carry out what it was told."""
@@ -235,25 +235,45 @@ class Tracker:
         await self._access.worker(request)
         document = await _object(request)
         match document:
-            case {"route": [{"node_id": str(head)}, *_] as hops, "failed": list(failed)}:
+            case {"route": [{"node_id": str(head)}, *_] as hops, "failed": {**failed}}:
                 pass
             case _:
                 raise UsageError("usage", "routes: expected route and failed")
-        avoid = set()
-        ids = {h.get("url"): str(h.get("node_id")) for h in hops if isinstance(h, dict)}
-        order = [str(h.get("node_id")) for h in hops if isinstance(h, dict)]
-        for url in dict.fromkeys(u for u in failed if isinstance(u, str) and u in ids):
-            node_id = ids[url]
-            self.dispatch.failed(node_id)
-            if await self.calls.is_alive(url):
-                # It is there for us: then it is the way to it that is broken, or it has let go of its layers.
-                if (at := order.index(node_id)) > 0:
-                    self.dispatch.edge_failed(order[at - 1], node_id)
-            else:
-                avoid.add(node_id)
-                await self._gone(node_id, url)
-        route = await self.dispatch.choose(head=head, avoid=avoid)
+        nodes = [(str(h.get("node_id")), str(h.get("url"))) for h in hops if isinstance(h, dict)]
+        avoid = await self.dispatch.blame(nodes, {str(url): str(how) for url, how in failed.items()})
+        if not failed:
+            slow = await self._slowest({node_id for node_id, _ in nodes})
+            if slow is None:
+                return JsonReply({"route": hops})
+            self.dispatch.failed(slow)
+            avoid.add(slow)
+        try:
+            route = await self.dispatch.choose(head=head, avoid=avoid)
+        except RequestError:
+            if failed:
+                raise
+            return JsonReply({"route": hops})  # slow is better than none
         return JsonReply({"route": hops_json(route)})
+
+    async def _slowest(self, node_ids: Collection[str]) -> str | None:
+        """Return which of these nodes is far slower now than it was found to be, the worst; None where none is."""
+        rows = [r for r in await asyncio.to_thread(self._registry.nodes) if r.node_id in node_ids and r.held]
+
+        async def share(row: NodeRow) -> float:
+            usual = row.measured or float(row.document["benchmark_tokens_per_sec"])
+            try:
+                sample = await self._measured(row, _SLOW_SECONDS)
+            except KnotctlError:
+                return 0.0
+            return sample.rate / 1000 / usual
+
+        shares = await asyncio.gather(*map(share, rows))
+        worst = min(zip(shares, (r.node_id for r in rows), strict=True), default=(1.0, ""))
+        return worst[1] if worst[0] < self.spec.policy.lie_ratio else None
+
+    async def _measured(self, row: NodeRow, seconds: float) -> SpeedSample:
+        peer, knot_id = self._lead.peer(row.url), self.served.knot_id
+        return await asyncio.to_thread(measure, peer, self.model, knot_id, row.held[0], seconds)
 
     async def _gone(self, node_id: str, url: str) -> None:
         """Forget a node whose port refuses connections: its process has ended. One that hangs may come back."""

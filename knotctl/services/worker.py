@@ -6,6 +6,7 @@ Frames name the layers that they are for, any part of what is held. Source: man 
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from knotctl.core.spans import LayerSpan
 from knotctl.core.wire.frame import Frame, Segment
 from knotctl.core.wire.layout import Kind
 from knotctl.services.station import StationService
+
+# A session that nothing was heard of for so long keeps no layers here: its head has died, or will replay it elsewhere.
+_PIN_SECONDS = 10.0
 
 
 class WorkerService(StationService):
@@ -64,11 +68,19 @@ class WorkerService(StationService):
 
         self._compute.submit(take).result()
 
+    def pins(self, span: LayerSpan) -> bool:
+        """Return whether a session that somebody has a use for holds on to these layers."""
+        heard, now = dict(self._used), time.monotonic()
+        return any(
+            self._turns.busy(session) or now - heard.get(session, 0.0) < _PIN_SECONDS
+            for session in self.runs.pinned(span)
+        )
+
     def drop(self, span: LayerSpan) -> bool:
         """Hold these layers no more, unless a session is pinned to them; return whether they are gone."""
 
         def let_go() -> bool:
-            if self.runs.pinned(span):
+            if self.pins(span):
                 return False
             self.runs.drop(span)
             return True

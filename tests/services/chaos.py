@@ -34,6 +34,10 @@ class Chaos:
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def lets_in(self, near: socket.socket) -> bool:
+        """Whether a connection is passed on at all."""
+        return True
+
     def cut(self) -> None:
         """Reset every connection that is open."""
         for s in self._open:
@@ -56,6 +60,9 @@ class Chaos:
             if self._closing:
                 _reset(near)
                 return
+            if not self.lets_in(near):
+                _reset(near)
+                continue
             try:
                 far = socket.create_connection(self._target, timeout=5)
             except OSError:

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from knotctl.core.engine import session
 from knotctl.core.engine.session import Engine, EngineSpec
 from knotctl.core.tokens.sampler import SamplingParams
-from knotctl.services import head as head_module
+from knotctl.services import openai_reply
 from knotctl.services.edge import EdgeConfig
 from knotctl.services.head import Head
 
@@ -329,7 +329,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(server: Any, head: Hea
 
 
 def test_a_waiting_stream_is_pinged(server: Any, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_module, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(openai_reply, "PING_SECONDS", 0.02)
     first = server.connect()
     first.sendall(request_bytes(True))
     assert first.recv(15) == b"HTTP/1.1 200 OK"
@@ -418,7 +418,7 @@ def test_a_server_that_drains_is_not_ready_but_alive_and_finishes_what_runs(
 
 def test_a_client_that_reads_nothing_is_given_up(head: Head, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a hand-made send that never returns: a kernel's buffers would take all that the tiny model says."""
-    monkeypatch.setattr(head_module, "SEND_SECONDS", 0.1)
+    monkeypatch.setattr(openai_reply, "SEND_SECONDS", 0.1)
 
     async def visit() -> list[str]:
         sent = []

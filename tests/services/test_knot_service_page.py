@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from knotctl.core.errors import RequestError
-from knotctl.services import edge, head, http_guard, openai_schema
+from knotctl.services import edge, http_guard, openai_reply, openai_schema
 from knotctl.services.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -98,8 +98,8 @@ def test_limits() -> None:
     assert limits["body"] == f"{edge.BODY_SECONDS:g} seconds, {edge.BODY_BYTES} bytes"
     assert limits["chunked body"].endswith(f"at most {g._CHUNK_OVERHEAD} times the content")
     replies = section("REPLIES")
-    assert f"Each {head.PING_SECONDS:g} seconds" in replies
-    assert f"reads nothing for {head.SEND_SECONDS:g} seconds" in replies
+    assert f"Each {openai_reply.PING_SECONDS:g} seconds" in replies
+    assert f"reads nothing for {openai_reply.SEND_SECONDS:g} seconds" in replies
     for path in edge.EdgeConfig().public:
         assert path in section("KEYS")
 

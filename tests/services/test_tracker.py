@@ -187,7 +187,7 @@ def test_usage_and_the_books(tracked: TrackedCluster, database: Database) -> Non
 
 
 def test_a_tracker_that_is_restarted_finds_nodes_that_hold_their_layers(tracked: TrackedCluster, text: str) -> None:
-    old = tracked.trackers[0]
+    old = next(t for t in tracked.trackers if t.is_running)
     port = int(old.url.rsplit(":", 1)[1])
     old.kill()
     tracked.tracker(*old.argv[-3:], port=port)
@@ -197,9 +197,23 @@ def test_a_tracker_that_is_restarted_finds_nodes_that_hold_their_layers(tracked:
     wait_until(lambda: all(n["silent_s"] < 3 for n in tracked.coverage()["nodes"]))
 
 
-def test_of_two_trackers_on_one_database_one_is_killed(tracked: TrackedCluster, text: str, tiny_knot: Path) -> None:
+def test_a_tracker_that_is_restarted_gets_over_nodes_that_died_meanwhile(tracked: TrackedCluster, text: str) -> None:
+    # It knows them from its database alone, and the first route that it proves may lead over them.
+    name = tracked.route(BODY)[-1]
+    old = next(t for t in tracked.trackers if t.is_running)
+    old.kill()
+    tracked.workers[name].kill()
+    tracked.tracker(*old.argv[-3:], port=int(old.url.rsplit(":", 1)[1]))
+    # Whoever has its layers, or is told to load them, answers in its place.
+    wait_until(lambda: (reply := tracked.post(BODY)).is_success and reply.json()["choices"][0]["text"] == text, 60)
+    assert not tracked.node(name)
+
+
+def test_of_two_trackers_on_one_database_one_is_killed(
+    text: str, tiny_knot: Path, database_url: Callable[[], str]
+) -> None:
     with TrackedCluster(tiny_knot) as pair:
-        database = str(tiny_knot.parent / "pair.db")
+        database = database_url()
         first, second = (pair.tracker("--database", database) for _ in range(2))
         wait_until(lambda: pair.coverage().get("fence"))
         pair.worker("h", (0, 2))

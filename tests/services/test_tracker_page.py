@@ -8,7 +8,7 @@ from pathlib import Path
 from test_knot_service_page import calls, section
 
 from knotctl.core.cluster.registry import LEASE_S
-from knotctl.services import gateway, head_work, relay, speed_probe, tracker
+from knotctl.services import dispatch, gateway, head_work, relay, speed_probe, tracker, worker
 from knotctl.services.tracker_metrics import GAUGES, TrackerMetrics
 
 SERVICES = Path(tracker.__file__).parent
@@ -32,14 +32,23 @@ def test_routes() -> None:
 
 def test_numbers() -> None:
     assert f"within {LEASE_S:g} seconds of its end" in TRACKER
-    assert f"no route for {relay.PATIENCE_SECONDS:g} seconds" in TRACKER
+    assert f"for {dispatch._WAIT_SECONDS:g} seconds before it begins" in TRACKER
+    assert f"or for {relay.PATIENCE_SECONDS:g} after" in TRACKER
     assert f"with a frame of {speed_probe.PROBE_TOKENS}\ntokens" in TRACKER
-    assert relay.MAX_CRASHES == 2  # "two heads"
+    assert f"heard of for {worker._PIN_SECONDS:g} seconds" in TRACKER
+    assert relay.MAX_CRASHES == 2  # "two nodes"
 
 
 def test_codes_are_raised() -> None:
     code = "".join(p.read_text() for p in (*SERVICES.glob("*.py"), *(SERVICES.parent / "core/cluster").glob("*.py")))
-    for name in ("unknown-node", "in-progress", "already-served", "operation-mismatch", "tracker-decides"):
+    for name in (
+        "unknown-node",
+        "in-progress",
+        "already-served",
+        "not-served",
+        "operation-mismatch",
+        "tracker-decides",
+    ):
         assert f'"{name}"' in code
         assert name in TRACKER + WORKERS
 

@@ -15,20 +15,28 @@ from typing import Any, Self
 
 import httpx2
 
+from knotctl.core.cluster.ledger import Ledger
+from knotctl.core.cluster.store import Database
+from knotctl.core.cluster.sweeper import Sweeper
+from knotctl.core.kernels.threads import get_threads
 from knotctl.core.knot.layer_bytes import model_layers
 from knotctl.core.knot.reader import open_knot
-from knotctl.core.model.budget import RUNTIME_BYTES
+from knotctl.core.model.budget import MAX_CHUNK, RUNTIME_BYTES, scratch_bytes
+from knotctl.core.model.config import model_config
+from knotctl.core.model.frame_room import frame_room
+from knotctl.services.station import MAX_LOGITS
 
 # Long for a machine that has other things to do; nothing waits for it that goes well.
 PATIENCE = 120.0
+CONTEXT = 512
 
 
 class Process:
     """One knotctl process that says on stdout where it listens."""
 
-    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], program: list[str] | None = None) -> None:
         self.argv = argv
-        command = [sys.executable, "-m", "knotctl", *argv, "--json"]
+        command = [sys.executable, *(program or ["-m", "knotctl"]), *argv, "--json"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | env)
         self._about: dict[str, Any] | None = None
 
@@ -38,6 +46,10 @@ class Process:
             assert self._process.stdout is not None
             self._about = json.loads(self._process.stdout.readline())
         return str(self._about["url"])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def kill(self) -> None:
         self._process.kill()
@@ -67,8 +79,11 @@ class Process:
 class TrackedCluster:
     """Use it with `with`: every process that was started ends with it."""
 
-    def __init__(self, knot: Path, *, env: dict[str, str] | None = None, key: str | None = None) -> None:
-        self.knot, self.key = knot, key
+    def __init__(
+        self, knot: Path, *, ref: str | None = None, env: dict[str, str] | None = None, key: str | None = None
+    ) -> None:
+        # what processes are told the model is: a copy at a store, or the file itself
+        self.ref, self.key = ref or str(knot), key
         self._env = {"KNOTCTL_CLUSTER_TOKEN": "cluster-token-0001", "NUMBA_NUM_THREADS": "1"} | (env or {})
         self.trackers: list[Process] = []
         self.workers: dict[str, Process] = {}
@@ -98,7 +113,7 @@ class TrackedCluster:
 
     def tracker(self, *argv: str, port: int = 0) -> Process:
         options = ["--tracker-only", "--port", str(port), "--heartbeat", "0.2", "--monitor", "1", "--lease", "3"]
-        process = Process(["serve", str(self.knot), *options, *argv], self._env)
+        process = Process(["serve", self.ref, *options, *argv], self._env)
         self.trackers.append(process)
         return process
 
@@ -106,10 +121,17 @@ class TrackedCluster:
         """The least --memory-budget with which a worker can be given these layers."""
         sizes = self.model.sizes_at(self.model.native or "")
         assert sizes is not None
-        weights = sizes.span_bytes(start, end) + self.model.activation_bytes
-        return int(weights / 0.8) + 16 + RUNTIME_BYTES
+        weights, room = sizes.span_bytes(start, end), 0
+        with open_knot(self.ref) as knot:
+            here = scratch_bytes(model_config("", knot.header.config), CONTEXT)
+            for _ in range(4):  # what it needs beside them follows from what it has, on one thread
+                overhead = frame_room(knot, room, MAX_CHUNK, MAX_LOGITS, CONTEXT)[1] - here + here // get_threads()
+                room = int((weights + overhead) / 0.8) + 16
+        return room + RUNTIME_BYTES
 
-    def worker(self, name: str, layers: tuple[int, int], *argv: str, claim: float = 1.0) -> Process:
+    def worker(
+        self, name: str, layers: tuple[int, int], *argv: str, claim: float = 1.0, program: list[str] | None = None
+    ) -> Process:
         trackers = [a for t in self.trackers for a in ("--tracker", t.url)]
         options = [
             "--node-id",
@@ -119,9 +141,13 @@ class TrackedCluster:
             "--benchmark",
             str(claim),
             "-c",
-            "512",
+            str(CONTEXT),
+            "--threads",
+            "1",
         ]
-        self.workers[name] = Process(["run-station", str(self.knot), *trackers, *options, *argv], self._env)
+        if name in self.workers:
+            self.workers[name].close()
+        self.workers[name] = Process(["run-station", self.ref, *trackers, *options, *argv], self._env, program)
         if len(self.workers) == 1:
             # What it compiles the others find in the cache.
             assert self.workers[name].url
@@ -188,3 +214,11 @@ def in_background(work: Callable[[], Any]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+def sweep_all(database: Database) -> None:
+    """Close what the dead left open, as a tracker does that saw it stand still for its time; nobody may be alive."""
+    hours = iter((0.0, 3600.0))
+    sweeper = Sweeper(Ledger(database), lambda: next(hours))
+    sweeper.sweep()
+    sweeper.sweep()

@@ -10,6 +10,7 @@ from knotctl.core.cluster.nodes import Node
 from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.quantizations import NATIVE
 from knotctl.core.cluster.speed import SECOND, parameters_in, token_time
+from knotctl.core.sizes import format_size
 from knotctl.core.spans import LayerSpan
 
 
@@ -87,6 +88,31 @@ def capacity_of(node: Node, model: ModelLayers, policy: Policy) -> Capacity | st
     return _capacity(node, model, policy, sizes, usable[0])
 
 
+def beside_weights(node: Node, model: ModelLayers) -> int:
+    """Return the bytes that a node needs beside weights, keys and values: by its own account, else the model's."""
+    return model.activation_bytes if node.overhead_bytes is None else node.overhead_bytes
+
+
+def too_small(c: Capacity) -> str | None:
+    """Return why not one layer fits a node, and what would help; None where one fits."""
+    if c.most_layers >= 1:
+        return None
+    least = c.sizes.smallest[1]
+    share = c.node.vram_bytes - c.kv_bytes
+    return (
+        f"no layer fits: of {format_size(c.node.vram_bytes)} its program takes "
+        f"{format_size(beside_weights(c.node, c.model))} and keys and values {format_size(c.kv_bytes)}; "
+        f"{format_size(c.usable_bytes)} are left, the smallest layer takes {format_size(least)}"
+        + (f": with {format_size(_enough(c, least))} it would have one" if share else "")
+    )
+
+
+def _enough(c: Capacity, least: int) -> int:
+    """Return the memory with which one layer would fit, the same share of it kept for keys and values."""
+    need = least + beside_weights(c.node, c.model)
+    return -(-need * c.node.vram_bytes // (c.node.vram_bytes - c.kv_bytes))
+
+
 def at_sizes(capacity: Capacity, sizes: LayerSizes, policy: Policy) -> Capacity:
     """Return the same node's capacity at another quantisation."""
     return _capacity(capacity.node, capacity.model, policy, sizes, sizes_of(capacity.node, capacity.model)[0])
@@ -106,7 +132,7 @@ def _named(quantization: str, model: ModelLayers) -> str | None:
 def _capacity(node: Node, model: ModelLayers, policy: Policy, sizes: LayerSizes, reference: LayerSizes) -> Capacity:
     kv = policy.reserve(node.vram_bytes)
     others = sum(h.weight_bytes for h in node.current if h.model is not None)
-    room = max(0, node.vram_bytes - kv - model.activation_bytes - others)
+    room = max(0, node.vram_bytes - kv - beside_weights(node, model) - others)
     # The benchmark is taken to be at the quantisation planned by default; decoding reads every byte of weights once a
     # token, so that at twice the bytes it takes twice the time.
     whole = token_time(node.planned_tokens_per_s, model.parameters, _benchmark(node, model))
@@ -133,8 +159,8 @@ def capacities_of(
         found = capacity_of(node, model, policy)
         if isinstance(found, str):
             unable[node.node_id] = found
-        elif found.most_layers < 1:
-            unable[node.node_id] = f"has room for {found.usable_bytes:,} bytes of weights, less than any layer"
+        elif (why := too_small(found)) is not None:
+            unable[node.node_id] = why
         else:
             able[node.node_id] = found
     return able, unable

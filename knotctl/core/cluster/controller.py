@@ -134,6 +134,18 @@ class Controller:
         self._moving |= self._throttled | self._blocked
         return self._react() or self._unlock()
 
+    def why(self, node_id: str) -> str:
+        """Return in words why a member has the layers that it has, or none."""
+        place = self.placement.places.get(node_id)
+        if place is not None:
+            return place.why
+        waits = self.holds.until(node_id) - self.now
+        if waits > 0:
+            return f"left or failed lately: held down for {waits:.0f} s more"
+        if self.placement.coverage.covered:
+            return "on standby: every layer that fits it has its node, and copies come a few at a time"
+        return "fits into none of the gaps"
+
     def deliver(self, node_id: str) -> list[Directive]:
         """Return what a node's heartbeat is answered with; a DROP that would hurt by now is withdrawn."""
         kept = []

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from knotctl.core.cluster.capacity import beside_weights
 from knotctl.core.cluster.coverage import subtract
 from knotctl.core.cluster.planner import Plan
 from knotctl.core.cluster.predict import fastest_route, times_of
@@ -167,10 +168,11 @@ def _larger_node(plan: Plan, token: int, stages: int) -> Iterator[tuple[str, str
     model = plan.model
     quicker = [c for c in plan.capacities.values() if c.step * model.total_work < token]
     quicker.sort(key=lambda c: (c.step, c.node_id))
-    roomy = [c for c in quicker if c.node.vram_bytes - model.activation_bytes >= c.sizes.total]
+    roomy = [c for c in quicker if c.node.vram_bytes - beside_weights(c.node, model) >= c.sizes.total]
     if roomy:
         c = roomy[0]
-        share = math.floor(100 * (c.node.vram_bytes - model.activation_bytes - c.sizes.total) / c.node.vram_bytes) / 100
+        left = c.node.vram_bytes - beside_weights(c.node, model) - c.sizes.total
+        share = math.floor(100 * left / c.node.vram_bytes) / 100
         yield (
             "one-node-is-faster",
             f"{c.node_id} alone would take {time_text(c.step * model.total_work)} a token, the route of {stages} "

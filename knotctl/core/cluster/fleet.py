@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from knotctl.core.cluster.capacity import capacity_of
+from knotctl.core.cluster.capacity import capacity_of, too_small
 from knotctl.core.cluster.controller import Controller, Member
 from knotctl.core.cluster.coverage import subtract, union
 from knotctl.core.cluster.directives import Directive
@@ -190,7 +190,7 @@ class Fleet:
                     "benchmark_tokens_per_sec": seen.row.document.get("benchmark_tokens_per_sec"),
                     "measured_tokens_per_sec": seen.row.measured,
                     "flagged": bool(member and member.flagged), "quarantine": seen.row.quarantine,
-                    "most_layers": self._most_layers(seen, member),
+                    "most_layers": self._most_layers(seen, member), "why": self.why(node_id),
                     "hold_down_level": self.controller.holds.level(node_id),
                     "silent_s": round(self._clock() - seen.at, 3),
                 }
@@ -206,8 +206,18 @@ class Fleet:
             "timeouts": self.controller.timeouts,
         }
 
+    def why(self, node_id: str) -> str:
+        """Return in words why a node has the layers that it has, or none."""
+        seen = self.seen[node_id]
+        if seen.row.quarantine is not None:
+            return f"quarantined: {seen.row.quarantine}"
+        if node_id in self.controller.members:
+            return self.controller.why(node_id)
+        c = capacity_of(self._node(seen.row.document), self.model, self.policy)
+        return c if isinstance(c, str) else too_small(c) or "not planned with"
+
     def _most_layers(self, seen: Seen, member: Member | None) -> int:
-        """How many layers a node has room for at the most: 0 says why it is told nothing."""
+        """How many layers a node has room for at the most."""
         if member is not None:
             return member.capacity.most_layers
         c = capacity_of(self._node(seen.row.document), self.model, self.policy)

@@ -25,8 +25,9 @@ from knotctl.core.cluster.credits import Price, Usage, Work, layer_tokens, split
 from knotctl.core.cluster.store import Database, insert_new, wall_ms
 from knotctl.core.errors import Conflict, RequestError, UsageError, printable
 
-# A request that shows no sign of life for so long is closed. Longer than any step of a stream, replay included.
-TTL_S = 120
+# A request that shows no sign of life for so long is closed. Trackers give several in that time, so this is how long a
+# database may be away before a request that lives is taken for dead.
+TTL_S = 60
 _MAX_WORK = 4096
 _REQUEST = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 _h = tables.holds.c

@@ -21,7 +21,7 @@ MAX_NODES_BYTES = 64 << 20
 MAX_TOKENS_PER_S = 1e6
 FIELDS = (
     "node_id", "vram_bytes", "quantizations", "benchmark_tokens_per_sec", "benchmark_model",
-    "benchmark_prefill_tokens_per_sec", "measured_tokens_per_sec", "current",
+    "benchmark_prefill_tokens_per_sec", "measured_tokens_per_sec", "overhead_bytes", "current",
 )  # fmt: skip
 # What an assignment of a plan says besides: plans can be fed back as `current` as they were printed.
 _OF_A_PLAN = (
@@ -54,7 +54,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A worker as it registered. Units: vram_bytes; tokens a second, prefill_tokens_per_s None where it did not say.
+    """A worker as it registered. Units: bytes; tokens a second, prefill_tokens_per_s None where it did not say.
+
+    overhead_bytes is what it needs beside weights, keys and values; None: what the model's preset or knot says.
 
     measured_tokens_per_s is what the tracker saw it deliver, in tokens of the benchmark model: it is believed instead.
     """
@@ -67,6 +69,7 @@ class Node:
     prefill_tokens_per_s: float | None = None
     measured_tokens_per_s: float | None = None
     current: tuple[Held, ...] = ()
+    overhead_bytes: int | None = None
 
     @property
     def planned_tokens_per_s(self) -> float:
@@ -122,6 +125,7 @@ def node_of(document: object, model: ModelLayers, known: Collection[str], place:
         _speed(fields, "benchmark_prefill_tokens_per_sec", required=False),
         _speed(fields, "measured_tokens_per_sec", required=False),
         held,
+        fields.integer("overhead_bytes", 0, MAX_BYTES, 0) if fields.has("overhead_bytes") else None,
     )
     fields.done(FIELDS)
     return node

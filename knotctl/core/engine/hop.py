@@ -70,6 +70,7 @@ def send_frame(
     """
     end = time.monotonic() + seconds
     retried = False
+    broke: TransportError | None = None
     while True:
         left = max(0.0, end - time.monotonic())
         headers = {
@@ -85,8 +86,11 @@ def send_frame(
             if error.code not in _DAMAGED or retried:
                 raise error
         except TransportError as e:
+            # Gone when it is asked again: it died over the first one.
+            why = broke if broke is not None and e.code == "unreachable" else e
             if retried or e.code == "timeout":
-                raise RemoteError(e.code, e.message, url=peer.url, down=True, sent=e.sent) from e
+                raise RemoteError(why.code, why.message, url=peer.url, down=True, sent=why.sent) from e
+            broke = e
         except FrameError as e:
             if retried:
                 raise RemoteError("bad-answer", f"{peer.url}: {e.message}", url=peer.url, down=True, sent=True) from e

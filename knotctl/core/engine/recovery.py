@@ -130,6 +130,10 @@ class Recovery:
 
     def turn(self, active: Sequence[Stream]) -> Sequence[Stream]:
         """Return who takes part in the next pass: a suspect is alone, so that it takes nobody with it."""
+        for s in active:
+            if s.crashes and id(s) not in self._suspects:
+                # It comes from a head that died, or whose stations did: what it had so far is where that was.
+                self._suspects[id(s)] = _Suspect(s.crashes, len(s.history))
         alone = [s for s in active if id(s) in self._suspects]
         return alone[:1] or active
 
@@ -140,6 +144,7 @@ class Recovery:
             suspect = self._suspects.get(id(s))
             if suspect is not None and s.in_kv >= suspect.at:
                 del self._suspects[id(s)]
+                s.crashes = 0
 
     def left(self, stream: Stream) -> None:
         """Forget a stream that has ended."""
@@ -163,6 +168,7 @@ class Recovery:
             # A node that is killed while a replay is on its way there says nothing about the place of the crash.
             if end >= suspect.at:
                 suspect.crashes += 1
+                stream.crashes = suspect.crashes
         return [
             (s, _poison(error)) for s, _ in pieces if len(pieces) == 1 and self._suspects[id(s)].crashes >= MAX_CRASHES
         ]

@@ -11,7 +11,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -60,8 +60,18 @@ def parse_route(entries: object, n_layers: int) -> tuple[Hop, ...]:
     return hops
 
 
-# Another route in place of one: the URLs of the nodes that failed it (none where it was slow); may raise.
-Reroute = Callable[[tuple[Hop, ...], Sequence[str]], tuple[Hop, ...]]
+# Another route in place of one: the URLs of the nodes that failed it, each with how; none where it was slow. May raise.
+Reroute = Callable[[tuple[Hop, ...], Mapping[str, str]], tuple[Hop, ...]]
+
+
+class RouteEnded(KnotctlError):
+    """The route is lost and there is to be no other: its streams end. `failed` are the URLs that failed, and how."""
+
+    http_status = 503
+
+    def __init__(self, message: str, failed: Mapping[str, str]) -> None:
+        super().__init__("route-ended", message, hint="take another route")
+        self.failed = dict(failed)
 
 
 class RouteStages(RemoteStages):
@@ -76,11 +86,10 @@ class RouteStages(RemoteStages):
         self._peers: dict[str, Peer] = {}
         self._mesh = _Rows(shard)  # type: ignore[assignment]
         self._reroute = reroute
-        self._failed: list[str] = []
+        self._failed: dict[str, str] = {}
         self._pace = Pace()
         self._before: tuple[Hop, ...] = ()
         self.version = 0
-        self.crashes = 0
         self._pool = ThreadPoolExecutor(2 * _PASSES, "knotctl-route")
         self._engine_id = secrets.token_hex(6)
         self._steps = count()
@@ -101,7 +110,7 @@ class RouteStages(RemoteStages):
     def run(self, tokens: Frame, asks: Sequence[Ask], check: Callable[[], None]) -> list[Chosen]:
         """Return the tokens asked for behind a frame of ids, over another route where the last one was lost.
 
-        Raises: as that of RemoteStages.
+        Raises: as that of RemoteStages; RouteEnded.
         """
         if self._failed:
             self._take_another()
@@ -148,27 +157,28 @@ class RouteStages(RemoteStages):
         raise RemoteError("bad-answer", f"{url}: /health: not a worker with layers of this model", url=url, status=503)
 
     def _take_another(self) -> None:
-        """Ask for another route, and use it. Raises: RouteLost where there is none now."""
+        """Ask for another route, and use it. Raises: RouteLost where there is none now; RouteEnded."""
         try:
             hops = self._reroute(self.hops, self._failed)
             if hops != self.hops:
                 self._before = self.hops
                 self._use(hops)
                 self.version += 1
+        except RouteEnded:
+            raise
         except RemoteError as e:
-            self._failed.append(e.url)
+            self._failed[e.url] = e.code
             raise RouteLost(e) from e
         except KnotctlError as e:
             raise RouteLost(e) from e
-        self._failed = []
+        self._failed = {}
 
     def _lost(self, error: RemoteError) -> KnotctlError:
         lost = super()._lost(error)
-        if isinstance(lost, RouteLost):
-            self.crashes += lost.crash
-            # What a node says of a session is no fault of its.
-            if error.down or error.status in (502, 503, 504) or error.code in ("wrong-identity", "internal"):
-                self._failed.append(error.url)
+        # What a node says of a session is no fault of its.
+        its_own = error.down or error.status in (502, 503, 504) or error.code in ("wrong-identity", "internal")
+        if isinstance(lost, RouteLost) and its_own:
+            self._failed[error.url] = error.code
         return lost
 
 

@@ -29,7 +29,7 @@ from knotctl.core.spans import LayerSpan
 from knotctl.core.tensor.passing import Io
 from knotctl.core.tokens.chat import ChatTemplate
 from knotctl.core.tokens.sampler import Sampled, SamplingParams
-from knotctl.core.tokens.tokenizer import load_tokenizer
+from knotctl.core.tokens.tokenizer import Tokenizer, load_tokenizer
 
 MAX_WAITING = 128
 # A memory budget may shorten the context, but not to where no conversation fits.
@@ -57,10 +57,14 @@ class EngineSpec:
 class Engine:
     """A model ready to generate. Submit from any thread; close it, or use it with `with`."""
 
-    def __init__(self, knot: Knot, spec: EngineSpec, stages: Stages | None = None) -> None:
+    def __init__(
+        self, knot: Knot, spec: EngineSpec, stages: Stages | None = None, *,
+        tokenizer: Tokenizer | None = None, owns_knot: bool = True,
+    ) -> None:  # fmt: skip
         config = knot.header.config
         self.knot = knot
-        self.tokenizer = load_tokenizer(knot.tokenizer_keys())
+        self._owns_knot = owns_knot
+        self.tokenizer = tokenizer or load_tokenizer(knot.tokenizer_keys())
         self.template = ChatTemplate.of(self.tokenizer)
         self.model_name = PurePosixPath(knot.source.name).name.removesuffix(".knot")
         self._spec = spec
@@ -104,8 +108,11 @@ class Engine:
         *,
         ignore_stop: bool = False,
         notify: Callable[[Step | None], None] | None = None,
+        crashes: int = 0,
     ) -> Stream:
         """Return the stream of a new request; its max_tokens are cut to what the context has room for.
+
+        crashes are the nodes that died over it elsewhere, at the end of this prompt.
 
         Raises: RequestError context_length_exceeded, empty-prompt, token-out-of-range, overloaded (429).
         """
@@ -123,6 +130,7 @@ class Engine:
         params.check_ids(self._choices)
         stop_ids = frozenset() if ignore_stop else self.tokenizer.stop_ids
         stream = Stream(list(prompt), params, max(0, min(max_tokens, room)), stop_ids, notify)
+        stream.crashes = crashes
         with self._wake:
             if self._closed or len(self._waiting) >= MAX_WAITING:
                 raise RequestError("overloaded", "too many requests are waiting", status=429, hint="retry later")
@@ -145,7 +153,7 @@ class Engine:
         return [*self._active, *self._waiting]
 
     def close(self) -> None:
-        """Cancel what runs, stop the worker and close the knot."""
+        """Cancel what runs, stop the worker and close the knot, where it is this engine's own."""
         with self._wake:
             self._closed = True
             for stream in (*self._waiting, *self._active):
@@ -153,7 +161,8 @@ class Engine:
             self._wake.notify()
         self._worker.join()
         self.stages.close()
-        self.knot.close()
+        if self._owns_knot:
+            self.knot.close()
 
     def __enter__(self) -> Self:
         return self

@@ -68,6 +68,8 @@ class Stream:
         self.history = list(prompt)
         self.drafter = Drafter()
         self.in_kv = 0
+        # nodes that died over it at the place where it is, here and at the heads before (recovery.py)
+        self.crashes = 0
         # positions whose embedding no shard could give, so that zeros took its place (--degrade)
         self.zeroed: set[int] = set()
         self.finish_reason: str | None = None

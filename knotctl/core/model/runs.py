@@ -84,10 +84,10 @@ class Runs:
         self.stations = kept
         self._parts.clear()
 
-    def pinned(self, span: LayerSpan) -> int:
-        """Return how many sessions have keys and values of these layers, and would end with them."""
-        held = (item for s in self.stations for item in s.sessions.items())
-        return len({session for session, kv in held if _overlap(kv.shape.span, span)})
+    def pinned(self, span: LayerSpan) -> set[bytes]:
+        """Return the sessions that have keys and values of these layers, and would end with them."""
+        held = (item for s in self.stations for item in list(s.sessions.items()))
+        return {session for session, kv in held if _overlap(kv.shape.span, span)}
 
     def serving(self, span: LayerSpan) -> Chain:
         """Return what computes these layers. Raises: WrongIdentity where not all are held."""

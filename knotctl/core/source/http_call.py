@@ -128,17 +128,23 @@ class Peer:
         end = time.monotonic() + seconds
         extra = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         head = f"{method} {path} HTTP/1.1\r\n{self._fields}{extra}content-length: {len(body)}\r\n\r\n".encode("latin-1")
+        closed: TransportError | None = None
         while True:
             connection = self._kept()
             fresh = connection is None
             if connection is None:
-                connection = self._connect(end)
+                try:
+                    connection = self._connect(end)
+                except TransportError as e:
+                    # It is gone: then it had not just closed the connection before, but died with the request in hand.
+                    raise closed or e from e
             try:
                 return self._exchange(connection, (head, body), end, check, on_sent)
             except TransportError as e:
                 # The server may have closed a kept connection just then; it has not seen the request in that case.
                 if fresh or e.code != "closed-early":
                     raise
+                closed = e
 
     def close(self) -> None:
         """Close the connections that are kept."""

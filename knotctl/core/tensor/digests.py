@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from knotctl.core.errors import SourceError
@@ -54,6 +55,55 @@ class ChunkDigests:
                 raise _mismatch(
                     self._knot, f"chunk {chunk} of the payload: expected {expected.hex()}, found {found.hex()}"
                 )
+
+
+class CheckedSource:
+    """A knot's source whose reads are compared with its digests, where a store or the way from it may spoil them.
+
+    A whole tensor has its own digest; of a part of one the whole chunks are looked at. What does not match is read once
+    more.
+    """
+
+    def __init__(self, knot: Knot) -> None:
+        self.inner = knot.source
+        self.name, self.size, self.identity = self.inner.name, self.inner.size, self.inner.identity
+        self._knot, self._chunks = knot, ChunkDigests(Knot(knot.header, self.inner))
+        tensors = sorted(knot.header.tensors, key=lambda t: t.offset)
+        self._tensors = [(knot.header.range_of(t), t) for t in tensors]
+        self._starts = [r.start for r, _ in self._tensors]
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `offset`. Raises: SourceError, digest-mismatch among others."""
+        out = bytearray(length)
+        self.read_into(offset, memoryview(out))
+        return bytes(out)
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill `out` wholly with the bytes from `offset`. Raises: SourceError, digest-mismatch among others."""
+        self.inner.read_into(offset, out)
+        try:
+            self._check(offset, out)
+        except SourceError as e:
+            if e.code != "digest-mismatch":
+                raise
+            self.inner.read_into(offset, out)
+            self._check(offset, out)
+
+    def close(self) -> None:
+        """Close the source beneath."""
+        self.inner.close()
+
+    def _check(self, offset: int, out: memoryview) -> None:
+        end = offset + len(out)
+        at = max(0, bisect_right(self._starts, offset) - 1)
+        for span, tensor in self._tensors[at:]:
+            if span.start >= end:
+                return
+            if span.start >= offset and span.end <= end:
+                check_tensors(self._knot, [tensor], span, out[span.start - offset : span.end - offset])
+            elif min(end, span.end) - max(offset, span.start) >= DIGEST_CHUNK:
+                a, b = max(offset, span.start), min(end, span.end)
+                self._chunks.check(a, out[a - offset : b - offset])
 
 
 def _mismatch(knot: Knot, what: str) -> SourceError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from cluster_samples import GB, PLAIN, a_model, a_node, models
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knotctl.core.cluster.capacity import Capacity, capacity_of
+from knotctl.core.cluster.capacity import Capacity, capacity_of, too_small
 from knotctl.core.cluster.layers import LayerSizes, ModelLayers
 from knotctl.core.cluster.policy import Policy
 from knotctl.core.cluster.quantizations import CATALOGUE, canonical
@@ -51,6 +52,36 @@ def test_room_is_memory_less_headroom_activations_and_other_models() -> None:
     assert (c.kv_bytes, c.usable_bytes, c.most_layers) == (2 * GB, 7 * GB, 7)
     assert capacity(10, model, Policy(kv_bytes=GB)).usable_bytes == 8 * GB
     assert capacity(1, model, Policy(kv_bytes=3 * GB)).usable_bytes == 0
+
+
+def test_what_a_node_says_that_it_needs_goes_before_what_the_model_says() -> None:
+    model, policy = a_model(10, activation_bytes=GB), Policy(kv_headroom=0.2)
+    for said, room in ((None, 7 * GB), (0, 8 * GB), (3 * GB, 5 * GB)):
+        c = capacity_of(replace(a_node("a", 10), overhead_bytes=said), model, policy)
+        assert isinstance(c, Capacity)
+        assert c.usable_bytes == room
+        assert too_small(c) is None
+
+
+@given(st.integers(GB // 64, 3 * GB), st.integers(0, 3 * GB), st.sampled_from([0.0, 0.2, 0.5]))
+def test_a_node_without_room_hears_with_how_much_it_would_have_a_layer(memory: int, said: int, share: float) -> None:
+    model, policy = a_model(3), Policy(kv_headroom=share)
+
+    def at(size: int) -> Capacity:
+        c = capacity_of(replace(a_node("a", size / GB), overhead_bytes=said), model, policy)
+        assert isinstance(c, Capacity)
+        return c
+
+    c = at(memory)
+    if c.most_layers:
+        return
+    why = too_small(c)
+    assert why is not None
+    ((size, unit),) = re.findall(r"with ([\d.]+) (\w+) it would have one", why)
+    named = float(size) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+    # the text has one decimal
+    assert at(round(named * 1.06)).most_layers == 1
+    assert at(round(named * 0.94)).most_layers == 0
 
 
 def test_time_goes_with_layers_and_the_head_with_the_last() -> None:

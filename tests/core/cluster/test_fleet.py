@@ -85,6 +85,20 @@ def test_nodes_are_told_to_cover_the_model_and_what_they_hold_is_written_once_th
     assert world.fleet.to_json()["covered"]
 
 
+def test_every_node_hears_why_it_has_its_layers_or_none(world: World) -> None:
+    world.join("a", 4)
+    assert "holds all 4 layers" in world.fleet.why("a") or "gap" in world.fleet.why("a")
+    world.obey("a")
+    world.join("small", 0)
+    assert "no layer fits" in world.fleet.why("small")
+    assert world.beat("small") == []
+    world.fleet.quarantine("a", "wrong-answer")
+    assert world.fleet.why("a") == "quarantined: wrong-answer"
+    world.join("tiny", 1)
+    assert world.fleet.why("tiny")
+    assert all(n["why"] == world.fleet.why(n["node_id"]) for n in world.fleet.to_json()["nodes"])
+
+
 def test_a_load_that_failed_holds_nothing(world: World) -> None:
     world.join("a", 4)
     (told,) = world.beat("a")

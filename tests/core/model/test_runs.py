@@ -89,8 +89,8 @@ def test_sessions_of_kept_layers_alone_outlive_a_drop(knot: Knot, runs: Runs) ->
     first, last = LayerSpan(0, 1), LayerSpan(0, 3)
     runs.serving(first).forward(states(knot, A))
     runs.serving(last).forward(states(knot, B))
-    assert runs.pinned(LayerSpan(1, 3)) == 1
-    assert runs.pinned(first) == 2
+    assert runs.pinned(LayerSpan(1, 3)) == {B}
+    assert runs.pinned(first) == {A, B}
     runs.drop(LayerSpan(1, 3))
     assert runs.sessions() == {A}
     assert runs.length(A) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -29,7 +30,8 @@ class Raw:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -212,3 +214,21 @@ def test_a_connection_is_not_kept_for_longer_than_servers_do() -> None:
     from knotctl.services.http_guard import HEAD_SECONDS
 
     assert http_call._IDLE_SECONDS < HEAD_SECONDS
+
+
+def test_who_dies_over_a_request_on_a_kept_connection_is_not_taken_for_one_that_was_never_there(
+    server: Raw, peer: Peer
+) -> None:
+    assert peer.call("GET", "/", seconds=5).status == 200
+
+    def die(connection: socket.socket, _: bytes) -> None:
+        server.close()
+        connection.shutdown(socket.SHUT_RDWR)
+
+    server.script = die
+    with pytest.raises(TransportError) as e:
+        peer.call("GET", "/", seconds=5)
+    assert (e.value.code, e.value.sent) == ("closed-early", True)
+    with pytest.raises(TransportError) as e:
+        peer.call("GET", "/", seconds=5)
+    assert (e.value.code, e.value.sent) == ("unreachable", False)
