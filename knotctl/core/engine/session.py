@@ -26,6 +26,7 @@ from knotctl.core.model.budget import MAX_CHUNK, RUNTIME_BYTES, Residency
 from knotctl.core.model.kv import KvType, kv_step
 from knotctl.core.model.station import StationSpec
 from knotctl.core.spans import LayerSpan
+from knotctl.core.tensor.open_rows import default_budget
 from knotctl.core.tensor.passing import Io
 from knotctl.core.tokens.chat import ChatTemplate
 from knotctl.core.tokens.sampler import Sampled, SamplingParams
@@ -288,12 +289,13 @@ def local_stages(knot: Knot, spec: EngineSpec) -> LocalStages:
     if spec.threads is not None:
         set_threads(spec.threads)
     n_layers = knot.header.config.n_layers
+    budget = spec.memory_budget if spec.memory_budget is None else max(1, spec.memory_budget - default_budget(knot))
     specs = [
         StationSpec(
             span,
             spec.residency,
-            # each station's part of the budget follows from its layers; the last one's head is always tiled
-            None if spec.memory_budget is None else spec.memory_budget * len(span) // n_layers,
+            # each station's part of what the shards leave follows from its layers; the last one's head is always tiled
+            None if budget is None else budget * len(span) // n_layers,
             kv_tokens=spec.context,
             least_kv_tokens=min(LEAST_CONTEXT, spec.context),
             batch_tokens=min(MAX_CHUNK, spec.context),

@@ -13,13 +13,19 @@ from knotctl.core.tensor.rows import RowSource, embedding_table, knot_rows
 from knotctl.core.tensor.warden_client import WardenClient
 from knotctl.core.tensor.warden_rows import WardenRows
 
-# What a shard keeps unasked of a knot at a store, where a row costs a request: a few thousand rows.
+# What all shards of a vocabulary together keep unasked of a knot at a store, where a row costs a request: a few
+# thousand rows.
 STORE_BUDGET = 4 << 20
 
 
 def default_rows(knot: Knot, span: VocabSpan) -> RowSource:
     """Return the rows of a span as a shard reads them unasked: with a little memory where the knot is at a store."""
-    return open_rows(knot, span, budget=STORE_BUDGET if "://" in knot.source.name else 0)
+    return open_rows(knot, span, budget=default_budget(knot) * len(span) // knot.header.config.vocab_size)
+
+
+def default_budget(knot: Knot) -> int:
+    """Return the bytes of memory that shards of a whole vocabulary take unasked."""
+    return STORE_BUDGET if "://" in knot.source.name else 0
 
 
 def open_rows(

@@ -17,6 +17,7 @@ from knotctl.core.knot.layout import DIGEST_CHUNK
 from knotctl.core.knot.reader import open_knot
 from knotctl.core.knot.writer import PayloadTensor, write_knot
 from knotctl.core.qtypes import QTYPES
+from knotctl.core.source.file import HUGE_PAGE
 
 CONFIG = KnotConfig("made-up", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, True, {})
 # Bounds of tensors that fall before, on, just behind and far from those of chunks and of pieces.
@@ -195,3 +196,22 @@ def test_a_new_file_is_readable_as_the_umask_says(dest: Path) -> None:
     finally:
         os.umask(before)
     assert dest.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_tensor_is_written_in_whole_huge_pages_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # so that the system's page cache can hold it in huge pages, which are mapped a hundred times faster
+    data = bytes(range(251)) * 40_000
+    calls = []
+    real = os.pwrite
+
+    def noting(fd: int, piece: memoryview, at: int) -> int:
+        calls.append((at, len(piece)))
+        return real(fd, piece, at)
+
+    monkeypatch.setattr(os, "pwrite", noting)
+    with (tmp_path / "f").open("wb") as file, writer._Pool(1) as pool:
+        writing = writer._Writing(file.fileno(), "f", pool, lambda _: None)
+        assert writing.copy(tensor("t", data), 12_345) == hashlib.sha256(data).hexdigest()
+    assert (tmp_path / "f").read_bytes()[12_345:] == data
+    assert calls[0] == (12_345, HUGE_PAGE - 12_345)
+    assert set(calls[1:-1]) == {(i * HUGE_PAGE, HUGE_PAGE) for i in range(1, len(calls) - 1)}

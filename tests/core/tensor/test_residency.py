@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from store_doubles import FaultyStore
 
+from knotctl.core.engine.session import EngineSpec, local_stages
 from knotctl.core.errors import Cancelled, SourceError, UsageError
 from knotctl.core.knot.reader import Knot, open_knot
 from knotctl.core.model.budget import Residency
@@ -20,7 +21,9 @@ from knotctl.core.source.counted import CountedSource
 from knotctl.core.source.file import HUGE_PAGE
 from knotctl.core.source.ranged import HEAD_BYTES
 from knotctl.core.spans import LayerSpan
+from knotctl.core.tensor.open_rows import STORE_BUDGET
 from knotctl.core.tensor.passing import EDGES_BYTES, Io, Way
+from knotctl.core.tensor.row_levels import RowLevels
 from knotctl.core.wire.frame import Frame, Segment
 from knotctl.core.wire.layout import Kind
 
@@ -240,6 +243,15 @@ def test_vectors_of_what_stays_are_decoded_once(local: Knot) -> None:
         + sum(4 * t.columns for layer in s._layers for p in [*layer.all] for t in p.vectors.values())
         + 4 * local.header.config.hidden_size
     )
+
+
+def test_the_rows_that_shards_keep_of_a_store_come_out_of_the_budget(remote: Knot, local: Knot) -> None:
+    for knot, kept in ((remote, STORE_BUDGET), (local, 0)):
+        stages = local_stages(knot, EngineSpec(shards=3, context=64, memory_budget=64 << 20))
+        rows = [s.source.ram.budget for s in stages._shards if isinstance(s.source, RowLevels)]
+        assert len(rows) == (3 if kept else 0)
+        assert kept - 3 <= sum(rows) <= kept
+        assert sum(s.plan.budget_bytes or 0 for s in stages.stations) == (64 << 20) - kept
 
 
 def test_edges_are_those_of_two_huge_pages() -> None:
