@@ -36,8 +36,9 @@ class Segment:
         self._fd = os.memfd_create("knotctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, len(span))
-            with mmap.mmap(self._fd, len(span)) as writable, memoryview(writable) as view:
-                fill(view)
+            # Where this raises, its traceback still holds pieces of the view: the mapping then ends with the error.
+            fill(memoryview(writable := mmap.mmap(self._fd, len(span))))
+            writable.close()
             # Only now, as a file that is mapped to be written cannot be sealed.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from knotctl.core.errors import SourceError
 from knotctl.core.spans import ByteRange
 from knotctl.core.tensor import segments
 from knotctl.core.tensor.segments import Segment, map_segment
@@ -112,6 +113,20 @@ def test_a_fill_that_fails_leaves_nothing_open() -> None:
     segment = filled()
     segment.close()
     del segment
+    gc.collect()
+    assert open_files() == before
+
+
+def test_the_error_of_a_fill_that_holds_on_to_what_it_was_given_comes_through() -> None:
+    """As of a store that breaks off: the frames of its traceback have views of the rest that it was to fill."""
+    before = open_files()
+
+    def broken(out: memoryview) -> None:
+        rest = out[7:]
+        raise SourceError("unreachable", f"{len(rest)} bytes are missing")
+
+    with pytest.raises(SourceError, match="bytes are missing"):
+        Segment(SPAN, broken)
     gc.collect()
     assert open_files() == before
 
