@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from cluster_nodes import Cluster, cluster
 
 from knotctl.core.engine.remote import RemoteStages
 from knotctl.core.engine.session import Engine, EngineSpec
-from knotctl.core.errors import KnotctlError, UsageError, WrongIdentity
+from knotctl.core.errors import KnotctlError, SourceError, UsageError, WrongIdentity
 from knotctl.core.tokens.sampler import SamplingParams
 from knotctl.core.wire.frame import Frame
 
@@ -149,6 +150,22 @@ def test_sampling_that_cannot_work_is_refused_before_it_leaves(remote: Engine) -
     with pytest.raises(KnotctlError) as e:
         remote.submit(PROMPT, SamplingParams(seed=1, logit_bias={399_999: 1.0}), 3)
     assert e.value.code == "bad-token-id"
+
+
+def test_a_node_that_loads_is_waited_for_longer_than_one_that_failed(
+    nodes: Cluster, local: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a slow store a model takes minutes to load."""
+    station = nodes.station(1)
+    station.ready = False
+    threading.Timer(1.0, setattr, (station, "ready", True)).start()
+    with nodes.engine(wait_seconds=0.0) as engine:
+        assert station.ready
+        assert list(engine.submit(PROMPT, GREEDY, 3)) == list(local.submit(PROMPT, GREEDY, 3))
+    monkeypatch.setattr(station, "ready", False)
+    monkeypatch.setattr(station, "failure", KnotctlError("broken", "its memory is bad"))
+    with pytest.raises(SourceError, match="did not get ready"):
+        nodes.engine(wait_seconds=0.0)
 
 
 def test_nodes_that_are_not_this_model_whole_are_refused(

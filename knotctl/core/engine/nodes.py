@@ -15,6 +15,8 @@ from knotctl.core.source.http_call import Peer, TransportError
 from knotctl.core.spans import LayerSpan, VocabSpan
 
 _ASK_SECONDS = 5.0
+# A node that answers and loads may have many gigabytes to fetch; one that does not answer is waited for less.
+LOAD_SECONDS = 1800.0
 # A pass that many requests share goes in one frame: a piece of a prompt, and of each other request a token and a draft.
 LEAST_BATCH = 128
 
@@ -32,6 +34,7 @@ class NodeAbout:
     kv_tokens: int = 0
     batch_tokens: int = 0
     held: dict[str, int] = field(default_factory=dict)
+    loading: bool = False
 
     @property
     def span(self) -> LayerSpan:
@@ -67,7 +70,8 @@ class NodeAbout:
                 numbers = [document.get(key, 0) for key in ("kv_tokens", "batch_tokens")]
                 if all(type(n) is int and n >= 0 for n in numbers):
                     known = {k: v for k, v in held.items() if type(v) is int}
-                    return cls(url, role, status == "ok", boot, knot_id, [[start, end]], numbers[0], numbers[1], known)
+                    ready, loading, spans = status == "ok", status == "loading", [[start, end]]
+                    return cls(url, role, ready, boot, knot_id, spans, numbers[0], numbers[1], known, loading)
         raise ValueError("not a node")
 
 
@@ -129,6 +133,6 @@ def _await(peer: Peer, end: float) -> NodeAbout:
             if about.ready:
                 _check_token(peer)
                 return about
-            if time.monotonic() > end:
+            if time.monotonic() > end + (LOAD_SECONDS if about.loading else 0.0):
                 raise SourceError("not-ready", f"{peer.url}: the {about.role} did not get ready")
         time.sleep(0.1)
