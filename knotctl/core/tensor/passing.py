@@ -41,8 +41,9 @@ class Way(StrEnum):
     READ_AHEAD = "read-ahead"
 
 
-# What of a mapping may be resident beside the range asked for: the rest of a huge page at either end.
-EDGES_BYTES = 2 * HUGE_PAGE
+# What of a mapping may be resident beside the range asked for: the rest of a huge page at either end. A third one is
+# for who looks on: smaps is walked while pages come and go, and shows some of two loads at once (seen: 4 MiB too many).
+EDGES_BYTES = 3 * HUGE_PAGE
 
 
 def ways_of(source: ByteSource, io: Io) -> tuple[Way, ...]:
