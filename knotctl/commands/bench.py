@@ -135,7 +135,7 @@ def bench(
     )
     if not tests:
         raise UsageError("usage", "bench: nothing to measure; give -p, -n or --test")
-    warm_kernels()
+    warm_kernels(knot)
     with ExitStack() as stack:
         memory = stack.enter_context(PrivateMemory())
         cluster = None

@@ -92,7 +92,7 @@ def generate(
         max_batch=1,
         speculate=speculate,
     )
-    warm_kernels()
+    warm_kernels(knot)
     with Engine.open(knot, spec) as engine:
         tokenizer = engine.tokenizer
         if tokens is not None:
@@ -142,5 +142,6 @@ def generate(
         )
         if value is not None
     )
-    say(f"[{stream.finish_reason}: {len(stream.tokens)} tokens; {rates}; "
-        f"at most {format_size(stats['peak_weight_bytes'])} of weights held]")  # fmt: skip
+    held = f"at most {format_size(stats['peak_weight_bytes'])} of weights held"
+    parts = f"{len(stream.tokens)} tokens", rates, held
+    say(f"[{stream.finish_reason}: {'; '.join(part for part in parts if part)}]")

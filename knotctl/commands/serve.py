@@ -300,7 +300,7 @@ def _open(
         context=context,
         io=io_of(io),
     )
-    warm_kernels()
+    warm_kernels(knot)
     return Engine.open(knot, spec)
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 
 
-def warm_kernels() -> None:
-    """Load the compiled kernels; compile them first, with a message and a bar, where this machine has not yet."""
+def warm_kernels(knot: str | None = None) -> None:
+    """Load the compiled kernels; compile them first, with a message and a bar, where this machine has not yet.
+
+    What is wrong with the knot, where one is named, is said before that minute and not after it.
+    """
     from knotctl.commands.console import progress, say
+    from knotctl.core.knot.reader import open_knot
     from knotctl.core.kernels.warm import is_warm, steps, warm
 
     if is_warm():
         return
+    if knot is not None:
+        open_knot(knot).close()
     say("knotctl: compiling kernels for this CPU (once; later starts take them from the cache folder) …")
     started = time.perf_counter()
     with progress("compile kernels", steps(), unit="steps") as advance:

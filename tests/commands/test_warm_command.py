@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,3 +21,13 @@ def test_warm_says_what_was_compiled_and_where(capsys: pytest.CaptureFixture[str
     assert any(Path(got["folder"]).rglob("*.nbc")), "no compiled kernel lies there"
     assert main(["warm"]) == 0
     assert "compiled before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["generate", "hi"], ["bench"]], ids=lambda c: c[0])
+def test_a_model_that_is_missing_is_said_before_the_kernels_are_compiled(command: list[str], tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "knotctl", command[0], str(tmp_path / "no.knot"), *command[1:]]
+    env = os.environ | {"KNOTCTL_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode not in (0, 1)
+    assert "no such file" in done.stderr
+    assert "compiling" not in done.stderr
