@@ -11,8 +11,8 @@ def warm_kernels(knot: str | None = None) -> None:
     What is wrong with the knot, where one is named, is said before that minute and not after it.
     """
     from knotctl.commands.console import progress, say
-    from knotctl.core.knot.reader import open_knot
     from knotctl.core.kernels.warm import is_warm, steps, warm
+    from knotctl.core.knot.reader import open_knot
 
     if is_warm():
         return
