@@ -50,6 +50,8 @@ def test_a_rate_below_its_floor_fails_the_check(
     assert main([*argv, "--floor", "pp8=0.001"]) == 0
     assert main([*argv, "--floor", "pp8=1e12"]) == 1
     assert "pp8" in capsys.readouterr().err.splitlines()[-1]
+    assert main([*argv, "--floor", "pp8=1e12", "--json"]) == 1
+    assert "1e+12" in json.loads(capsys.readouterr().out)["below_floor"][0]
     assert main([*argv, "--floor", "tg8=1"]) == 2
     assert main([*argv, "--floor", "pp8=fast"]) == 2
 
