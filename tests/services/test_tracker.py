@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,19 @@ def test_what_is_wrong_is_refused_as_by_one_process(tracked: TrackedCluster, alo
         assert there.status_code == here.status_code
         assert there.json()["error"]["code"] == here.json()["error"]["code"]
         assert there.json()["error"]["param"] == here.json()["error"]["param"]
+
+
+def test_prompts_that_come_together_fit_the_frames_of_the_smallest_node(tracked: TrackedCluster) -> None:
+    def recoveries() -> list[str]:
+        text = tracked.client.get(f"{tracked.url}/metrics", headers=tracked.node_headers).text
+        return [line for line in text.splitlines() if line.startswith("knot_head_recoveries_total")]
+
+    before = recoveries()
+    assert before
+    body = BODY | {"prompt": list(range(1, 61)), "max_tokens": 4}
+    with ThreadPoolExecutor(6) as pool:
+        assert all(reply.is_success for reply in pool.map(lambda _: tracked.post(body), range(12)))
+    assert recoveries() == before
 
 
 def test_the_model_is_listed(tracked: TrackedCluster) -> None:

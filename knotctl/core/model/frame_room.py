@@ -13,12 +13,14 @@ from knotctl.core.spans import LayerSpan
 
 # No more of its memory than this goes to frames, where they need not be so long.
 _SHARE = 16
+# Passes that streams share are a chunk of prompt, and beside it a token and a draft of each.
+_LEAST = 2 * GOOD_CHUNK
 
 
 def frame_room(knot: Knot, room: int, most: int, logits_rows: int, kv_tokens: int) -> tuple[int, int]:
     """Return the tokens of the longest frame that a worker should take, and the bytes that it then needs.
 
-    most is the longest that is wanted; with little room it is less, but not less than a good chunk.
+    most is the longest that is wanted; with little room it is less, but not less than passes need.
     Units: room and what is returned second in bytes; kv_tokens, the longest that a session may be, in tokens.
     """
     config = model_config(knot.source.name, knot.header.config)
@@ -30,6 +32,6 @@ def frame_room(knot: Knot, room: int, most: int, logits_rows: int, kv_tokens: in
         return activation_bytes(config, phases, tokens) + frames + scratch_bytes(config, kv_tokens)
 
     tokens = most
-    while tokens > GOOD_CHUNK and need(tokens) > room // _SHARE:
-        tokens = max(GOOD_CHUNK, tokens // 2)
+    while tokens > _LEAST and need(tokens) > room // _SHARE:
+        tokens = max(_LEAST, tokens // 2)
     return tokens, need(tokens)
