@@ -287,8 +287,8 @@ def kill_the_leader(live: Live) -> None:
     leader, other = sorted(cluster.trackers, key=lambda t: not leads(t))
     assert leads(leader)
     mine, theirs = live.streams(other.url), live.streams(leader.url)
-    mine.wait_for(6)
-    theirs.wait_for(6)
+    # both on their way, and on a fast machine not at their end yet
+    wait_until(lambda: all(any(a.pieces for a in s.answers) for s in (mine, theirs)))
     began = time.monotonic()
     leader.kill()
     live.check(mine)
