@@ -20,13 +20,13 @@ def warm(json: Json = False) -> None:
     $ knotctl warm
     $ KNOTCTL_CACHE_DIR=/tmp/knot-cache knotctl warm --json
     """
-    from knotctl.commands.warming import warm_kernels
+    from knotctl.commands.warming import compile_kernels
     from knotctl.core.kernels.jit import kernel_folder
     from knotctl.core.kernels.levels import LEVEL
     from knotctl.core.kernels.warm import is_warm, steps
 
     found, began = is_warm(), time.perf_counter()
-    warm_kernels()
+    compile_kernels()
     seconds = round(time.perf_counter() - began, 3)
     if json:
         print_json(

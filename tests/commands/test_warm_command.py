@@ -31,3 +31,15 @@ def test_a_model_that_is_missing_is_said_before_the_kernels_are_compiled(command
     assert done.returncode not in (0, 1)
     assert "no such file" in done.stderr
     assert "compiling" not in done.stderr
+
+
+def test_the_compilers_memory_stays_in_a_process_of_its_own(tmp_path: Path) -> None:
+    script = (
+        "import sys; from knotctl.commands.warming import warm_kernels; warm_kernels()\n"
+        "from knotctl.core.kernels import jit, warm\n"
+        "sys.exit(not warm.is_warm() or any(vars(k).get('_compiled') for k in jit.KERNELS))"
+    )
+    env = os.environ | {"KNOTCTL_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("kernels compiled in") == 1

@@ -222,7 +222,7 @@ class Program(Generic[Label]):
     """Launches in the order in which they ran while they were recorded, to be run again in one call.
 
     Everything they read and write must lie where it lay; what is to differ from run to run is read from memory.
-    `kept` holds alive what the caller says must not move.
+    `whole` is False where something was done without a launch, so that running them again would miss it.
     """
 
     def __init__(self) -> None:
