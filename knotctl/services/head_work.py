@@ -193,12 +193,13 @@ class _Generate:
         try:
             wanted, hops = self._work.parse(document)
             steps = parse_steps(document.get("steps", []))
-            match document:
-                case {"prompt": list(ids), "max_tokens": int(most)} if most >= len(steps):
-                    pass
+            match {"crashes": 0} | document:
+                case {"prompt": list(ids), "max_tokens": int(most), "crashes": int(crashes)} if most >= len(steps):
+                    crashes = max(0, crashes)
                 case _:
-                    raise UsageError("usage", "request: expected prompt and max_tokens, no fewer than the steps")
-            crashes = max(0, int(document.get("crashes", 0)))
+                    raise UsageError(
+                        "usage", "request: expected prompt, max_tokens, no fewer than the steps, and crashes"
+                    )
             opening = contextlib.ExitStack()
             is_probe = bool(document.get("probe"))
             lent = self._work.proving(hops) if is_probe else self._work.engine(hops)
