@@ -7,6 +7,7 @@ pinned to its layers, and is asked about once more before it is carried out.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -137,9 +138,10 @@ class Agent:
     def _note_idle(self, why: object) -> None:
         """Say once why this node has no layers, for whoever runs it."""
         idle = why if isinstance(why, str) and not self._service.runs.spans and not self._todo else None
-        if idle is not None and idle != self._idle:
+        news = None if idle is None else re.sub(r"\d+", "", idle)  # a countdown is none
+        if idle is not None and news != self._idle:
             log.warning("%s: no layers: %s", self.node_id, printable(idle, 400))
-        self._idle = idle
+        self._idle = news
 
     def _about(self) -> dict[str, Any]:
         # Only what is proved is said to be held.
